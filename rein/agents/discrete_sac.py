@@ -17,6 +17,7 @@ from rein.agents.base.losses import Temperature, check_learned, squared_errors, 
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.networks.actor_critic import ActionValues, DiscreteActor, DiscreteNetworks
+from rein.networks.reserved import Features, inputs_of
 from rein.ops.backend import without_gradient
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
@@ -35,7 +36,9 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
         L_pi = mean sum_a pi(a | s) (alpha log pi(a | s) - min_k Q_k(s, a))
         L_a  = mean sum_a -pi(a | s) log alpha (log pi(a | s) + target_entropy)
 
-    Observations are flattened. The action space must be Discrete.
+    Observations are flattened. The action space must be Discrete. Action masks are supported: sums are over the valid
+    actions. By default, the target entropy of a state with n valid actions is then log(n) / 2, and its mean over the
+    batch replaces target_entropy in L_a.
     """
 
     critics: int = option(default=2)
@@ -77,28 +80,45 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
         """Update the critics, the actor and the temperature with a batch."""
         networks = self.networks
-        features, next_features = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
+        x, next_x = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
         alpha = networks.temperature.log.detach().exp()
         action_B = self.action_index(sample.action)
-        target_B = self._target(sample, next_features, alpha)
-        batch = Batch(features, action_B, target=target_B, weight=weight_B)
+        target_B = self._target(sample, next_x, alpha)
+        batch = Batch(inputs_of(x).features, action_B, target=target_B, weight=weight_B)
         metrics = self._critics.step(batch, None, report=report)
         error_B = metrics.pop("td_error")
-        metrics |= self._actor.step(batch, (networks.critics, alpha), report=report)
+        metrics |= self._actor.step(batch._replace(features=x), (networks.critics, alpha), report=report)
         log_prob_B = metrics.pop("log_prob")
         if self._temperature is not None:
-            self._temperature.step(Batch(log_prob=log_prob_B), self._target_entropy, report=False)
+            target_entropy = self._target_entropy_of(inputs_of(x).action_mask)
+            self._temperature.step(Batch(log_prob=log_prob_B), target_entropy, report=False)
         return (metrics | {"temperature": alpha}) if report else metrics, error_B
 
     @without_gradient
-    def _target(self, sample: Sample, next_features: Tensor, alpha: Tensor) -> Tensor:
-        log_prob_BA = self.networks.actor(next_features).log_probs
-        value_BA = self.networks.target_critics(next_features).amin(0) - alpha * log_prob_BA
-        return td_target(sample.reward, sample.terminated, (log_prob_BA.exp() * value_BA).sum(1), sample.discount)
+    def _target(self, sample: Sample, next_x: Features, alpha: Tensor) -> Tensor:
+        prob_BA, log_prob_BA = _probabilities(self.networks.actor, next_x)
+        value_BA = self.networks.target_critics(inputs_of(next_x).features).amin(0) - alpha * log_prob_BA
+        return td_target(sample.reward, sample.terminated, (prob_BA * value_BA).sum(1), sample.discount)
+
+    def _target_entropy_of(self, mask_BA: Tensor | None) -> float | Tensor:
+        """Return the mean target entropy of states with these masks."""
+        if mask_BA is None or self.target_entropy is not None:
+            return self._target_entropy
+        valid_B = (mask_BA | ~mask_BA.any(1, keepdim=True)).sum(1)
+        return 0.5 * valid_B.float().log().mean()
 
 
 class _Networks(DiscreteNetworks):
     temperature: Temperature
+
+
+def _probabilities(actor: DiscreteActor, x: Features) -> tuple[Tensor, Tensor]:
+    """Return the probabilities and log probabilities (B, A). The latter are 0 for masked actions."""
+    log_prob_BA = actor(x).log_probs
+    prob_BA = log_prob_BA.exp()
+    if inputs_of(x).action_mask is not None:  # alpha times their log probability could overflow
+        log_prob_BA = log_prob_BA.masked_fill(prob_BA == 0.0, 0.0)
+    return prob_BA, log_prob_BA
 
 
 def critic_loss(
@@ -122,9 +142,8 @@ def actor_loss(
     """
     critics, alpha = coefficients
     with torch.no_grad():
-        value_BA = critics(batch.features).amin(0)
-    log_prob_BA = actor(batch.features).log_probs
-    prob_BA = log_prob_BA.exp()
+        value_BA = critics(inputs_of(batch.features).features).amin(0)
+    prob_BA, log_prob_BA = _probabilities(actor, batch.features)
     loss = (prob_BA * (alpha * log_prob_BA - value_BA)).sum(1).mean()
     log_prob_B = (prob_BA * log_prob_BA).sum(1).detach()
     metrics = {"log_prob": log_prob_B}

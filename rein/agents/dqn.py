@@ -13,6 +13,7 @@ from rein.agents.base.learner import Batch
 from rein.agents.base.options import option
 from rein.agents.base.value_agent import ValueAgent
 from rein.networks.q_networks import OnlineAndTarget, QNetwork
+from rein.networks.reserved import Features, inputs_of
 from rein.ops.backend import without_gradient
 from rein.ops.losses import huber
 from rein.ops.values import td_target
@@ -31,7 +32,8 @@ class DQN(ValueAgent):
     The target network Q' moves toward Q by `tau` every `target_frequency` updates; `tau=1` copies Q. The options
     `n_step`, `prioritized` and `dueling` add most extensions of Rainbow (Hessel et al. 2018).
 
-    Images are processed by a CNN, other observations are flattened. The action space must be Discrete.
+    Images are processed by a CNN, other observations are flattened. The action space must be Discrete. Action masks are
+    supported: only valid actions are taken, and maxima are over the valid actions of the next observation.
     """
 
     dueling: bool = option(default=False)
@@ -52,11 +54,11 @@ class DQN(ValueAgent):
         """Return a batch with targets and importance weights for a sample of the replay."""
         online = self.networks.online
         target_B = self._target(sample, online.preprocess(sample.next_observation))
-        features = online.preprocess(sample.observation)
+        features = inputs_of(online.preprocess(sample.observation)).features
         return Batch(features, self.action_index(sample.action), target=target_B, weight=weight_B)
 
     @without_gradient
-    def _target(self, sample: Sample, next_features: Tensor) -> Tensor:
+    def _target(self, sample: Sample, next_features: Features) -> Tensor:
         target_BA = self.networks.target(next_features)
         if self.double:
             best_B1 = self.networks.online(next_features).argmax(1, keepdim=True)

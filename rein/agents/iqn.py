@@ -14,6 +14,7 @@ from rein.agents.base.learner import Batch
 from rein.agents.base.options import above_zero, at_least_one, flag, in_unit_interval, option
 from rein.agents.base.value_agent import ValueAgent
 from rein.networks.q_networks import OnlineAndTarget, QuantileNetwork, even_levels
+from rein.networks.reserved import inputs_of
 from rein.ops.backend import without_gradient
 from rein.ops.losses import quantile_huber
 from rein.ops.values import td_target
@@ -62,7 +63,8 @@ class IQN(ValueAgent):
     The target network Z' moves toward Z by `tau` every `target_frequency` updates. Priorities are the mean absolute
     error over all pairs of a quantile and a sample.
 
-    Images are processed by a CNN, other observations are flattened. The action space must be Discrete.
+    Images are processed by a CNN, other observations are flattened. The action space must be Discrete. Action masks are
+    supported: only valid actions are taken, and maxima are over the valid actions of the next observation.
     """
 
     double: bool = option(default=False)
@@ -113,12 +115,12 @@ class IQN(ValueAgent):
         next_features = online.preprocess(sample.next_observation)
         best_B = (online if self.double else target)(next_features).argmax(1)
         level_BS = self._levels(len(best_B), self.target_quantiles)
-        next_BSA = target.quantiles(next_features, level_BS)
+        next_BSA = target.quantiles(inputs_of(next_features).features, level_BS)
         next_BS = next_BSA.gather(2, best_B.view(-1, 1, 1).expand(-1, next_BSA.shape[1], -1)).squeeze(2)
         gamma = sample.discount
         discount = gamma.unsqueeze(1) if isinstance(gamma, Tensor) else gamma
         return Batch(
-            features=online.preprocess(sample.observation),
+            features=inputs_of(online.preprocess(sample.observation)).features,
             action=self.action_index(sample.action),
             level=self._levels(len(best_B), self.quantiles),
             target=td_target(sample.reward.unsqueeze(1), sample.terminated.unsqueeze(1), next_BS, discount),

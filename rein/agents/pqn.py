@@ -19,10 +19,12 @@ from rein.agents.base.options import in_unit_interval, option
 from rein.agents.base.value_agent import EpsilonGreedy
 from rein.networks.normalizers import RewardNormalizer
 from rein.networks.q_networks import QNetwork
+from rein.networks.reserved import inputs_of, mask_of
 from rein.ops.backend import graph
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.returns import lambda_returns
 from rein.ops.statistics import masked_mean, minibatches
+from rein.ops.values import mask_values
 from rein.replay.rollout import Rollout
 from rein.schedules import Schedule, linear
 from rein.types import Transition, Tree
@@ -41,8 +43,9 @@ class PQN(EpsilonGreedy, NetworkAgent):
     terminated episode does not bootstrap. As in the paper and in Peng's Q(lambda) (Peng & Williams 1996), exploratory
     actions do not cut the trace. Layer normalization replaces the target network.
 
-    Images are processed by a CNN, other observations are flattened. The action space must be Discrete. The paper uses
-    the optimizer `torch.optim.RAdam`.
+    Images are processed by a CNN, other observations are flattened. The action space must be Discrete. Action masks are
+    supported: only valid actions are taken, and maxima are over valid actions. The paper uses the optimizer
+    `torch.optim.RAdam`.
     """
 
     learning_rate: float | Schedule = option(default=1e-3)
@@ -80,21 +83,22 @@ class PQN(EpsilonGreedy, NetworkAgent):
 
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
         """Return greedy or epsilon-greedy actions (N,)."""
-        return self.choose(self._values(observation), explore)
+        return self.choose(self._values(observation), explore, mask_of(observation))
 
     def select_action(self, observation: Tree) -> tuple[Tensor, dict[str, Tensor]]:
         """Return epsilon-greedy actions (N,) and the largest action values `value` (N,)."""
         value_NA = self._values(observation)
-        self._selected = self.choose(value_NA, True), value_NA.amax(1)
+        self._selected = self.choose(value_NA, True, mask_of(observation)), value_NA.amax(1)
         return self._selected[0], {"value": self._selected[1]}
 
     @torch.no_grad()
     def _values(self, observation: Tree) -> Tensor:
-        return (self._graph or self.networks)(self.networks.preprocess(observation))
+        x_NF, mask_NA, _ = inputs_of(self.networks.preprocess(observation))
+        return mask_values((self._graph or self.networks)(x_NF), mask_NA)
 
-    def explore_by(self, value_NA: Tensor) -> Tensor:
+    def explore_by(self, value_NA: Tensor, mask_NA: Tensor | None) -> Tensor:
         """Return epsilon-greedy action indices (N,)."""
-        return epsilon_greedy(value_NA, self.epsilon(**self.counts), self.generator)  # type: ignore[operator]
+        return epsilon_greedy(value_NA, self.epsilon(**self.counts), self.generator, mask_NA)  # type: ignore[operator]
 
     def record_observation(self, transition: Transition) -> None:
         """Add a transition to the rollout. Computes `value` if this agent did not select the action."""
@@ -133,7 +137,7 @@ class PQN(EpsilonGreedy, NetworkAgent):
         reward_TN = rollout.rewards(self.reward_normalizer, self.gamma)
         target_TN = lambda_returns(reward_TN, *ends, next_value_TN, valid_TN, **settings)
         return Batch(
-            features=self.networks.preprocess(rollout.flat("observation")),
+            features=inputs_of(self.networks.preprocess(rollout.flat("observation"))).features,
             action=self.action_index(rollout.flat("action")),
             value=rollout.flat("value"),
             target=target_TN.flatten(),

@@ -16,10 +16,11 @@ from rein.agents.base.agent import Agent
 from rein.agents.base.options import in_unit_interval, option
 from rein.agents.base.value_agent import EpsilonGreedy
 from rein.networks.heads import OTHER_SPACES
+from rein.networks.reserved import mask_of, visible, visible_space
 from rein.ops.exploration import epsilon_greedy
-from rein.ops.values import share_of_duplicates, step_toward_, td_target
+from rein.ops.values import mask_values, share_of_duplicates, step_toward_, td_target
 from rein.schedules import Schedule
-from rein.types import Transition
+from rein.types import Transition, Tree
 
 
 class QLearning(EpsilonGreedy, Agent):
@@ -33,7 +34,8 @@ class QLearning(EpsilonGreedy, Agent):
     `rein.ops.values.step_toward_` describes the update if several environments are in the same state. `table` (S, A) is
     initialized uniformly on [-0.1, 0.1). The row of a state is the row-major index of its observation.
 
-    The observation space must be Discrete or MultiDiscrete, the action space Discrete.
+    The observation space must be Discrete or MultiDiscrete, the action space Discrete. Action masks are supported: the
+    observation space is then a Dict of that space and `action_mask`, and maxima are over valid actions.
     """
 
     learning_rate: float | Schedule = option(
@@ -46,7 +48,7 @@ class QLearning(EpsilonGreedy, Agent):
         """Build the table."""
         if not isinstance(self.action_space, spaces.Discrete):
             raise ValueError(f"QLearning requires a Discrete action space, got {self.action_space}: {OTHER_SPACES}")
-        self._row = _RowIndex(self.observation_space, self.device)  # type: ignore[arg-type]
+        self._row = _RowIndex(visible_space(self.observation_space), self.device)  # type: ignore[arg-type]
         shape = self._row.states, int(self.action_space.n)
         self.table = torch.empty(shape, dtype=torch.float32, device=self.device)
         self.table.uniform_(-0.1, 0.1, generator=self.generator)
@@ -54,19 +56,19 @@ class QLearning(EpsilonGreedy, Agent):
         self._count = torch.zeros(self.table.numel(), dtype=torch.int64, device=self.device)  # zero between updates
         self._share, self._share_key = torch.empty(0, dtype=torch.float64, device="cpu"), (0.0, 0)  # see _shares
 
-    def act(self, observation: Tensor, explore: bool | float) -> Tensor:
+    def act(self, observation: Tree, explore: bool | float) -> Tensor:
         """Return greedy or epsilon-greedy actions (N,) for observations (N,) or (N, K)."""
-        return self.choose(self.table.index_select(0, self._row(observation)), explore)
+        return self.choose(self.table.index_select(0, self._row(visible(observation))), explore, mask_of(observation))
 
-    def explore_by(self, value_NA: Tensor) -> Tensor:
+    def explore_by(self, value_NA: Tensor, mask_NA: Tensor | None) -> Tensor:
         """Return epsilon-greedy action indices (N,)."""
-        return epsilon_greedy(value_NA, self._epsilon(), self.generator)
+        return epsilon_greedy(value_NA, self._epsilon(), self.generator, mask_NA)
 
     def update(self, batch: Transition) -> dict[str, Any]:
         """Update the table. The metric `td_error` is the mean absolute error of valid rows before the update."""
         action_N = batch.action - self.first_action if self.first_action else batch.action
-        cell_N = torch.add(action_N, self._row(batch.observation), alpha=self.table.shape[1])
-        next_value_N = self.table.index_select(0, self._row(batch.next_observation)).amax(dim=1)
+        cell_N = torch.add(action_N, self._row(visible(batch.observation)), alpha=self.table.shape[1])
+        next_value_N = self.q_values(batch.next_observation).amax(dim=1)
         target_N = td_target(batch.reward, batch.terminated, next_value_N, self.gamma)
         share = self._shares(target_N.numel())
         error_N = step_toward_(self._cells, cell_N, target_N, batch.valid, share, self._count)
@@ -74,9 +76,9 @@ class QLearning(EpsilonGreedy, Agent):
         td_error = error_N.abs().sum() / batch.valid.count_nonzero().clamp(min=1)
         return {"td_error": td_error, "epsilon": self._epsilon()}
 
-    def q_values(self, observation: Tensor) -> Tensor:
-        """Return a copy of the action values (N, A)."""
-        return self.table.index_select(0, self._row(observation))
+    def q_values(self, observation: Tree) -> Tensor:
+        """Return a copy of the action values (N, A). Those of masked actions are below all others."""
+        return mask_values(self.table.index_select(0, self._row(visible(observation))), mask_of(observation))
 
     def _shares(self, rows: int) -> Tensor:
         """Return `share_of_duplicates`, cached until the learning rate or the number of rows changes."""

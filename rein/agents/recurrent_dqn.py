@@ -21,12 +21,13 @@ from rein.agents.base.value_agent import EPSILON, EpsilonGreedy
 from rein.networks.actor_critic import CoreFactory
 from rein.networks.q_networks import OnlineAndTarget, RecurrentQNetwork
 from rein.networks.recurrent import LSTM
+from rein.networks.reserved import Inputs, inputs_of, mask_of
 from rein.ops.backend import without_gradient
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.losses import huber
 from rein.ops.statistics import masked_mean
 from rein.ops.trees import map_tree
-from rein.ops.values import td_target
+from rein.ops.values import mask_values, td_target
 from rein.replay.sequences import Clips, SequenceReplay
 from rein.schedules import Schedule, linear
 from rein.types import Transition, Tree
@@ -63,7 +64,8 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
     steps within one episode. The carry recorded while acting is out of date. Therefore both networks first process up
     to `burn_in` steps before the sequence, starting from that carry and without gradients.
 
-    Images are processed by a CNN, other observations are flattened. The action space must be Discrete.
+    Images are processed by a CNN, other observations are flattened. The action space must be Discrete. Action masks are
+    supported: only valid actions are taken, and maxima are over the valid actions of the next observation.
 
     Sources: Hausknecht & Stone 2015 (DRQN, random updates); Kapturowski et al. 2019 (R2D2), section 3, without value
     rescaling, priorities and n-step returns.
@@ -115,26 +117,26 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
         """Return greedy or exploring actions (N,) and advance the carry."""
         value_NA = self._values(observation)
         self.carry, self._next_carry = self._next_carry, None
-        return self.choose(value_NA, explore)
+        return self.choose(value_NA, explore, mask_of(observation))
 
     def explore(self, observation: Tree) -> Tensor:
         """Return exploring actions (N,) for training. The carry advances in `record_observation`."""
-        self._selected = self.choose(self._values(observation), True)
+        self._selected = self.choose(self._values(observation), True, mask_of(observation))
         return self._selected
 
     @torch.no_grad()
     def _values(self, observation: Tree) -> Tensor:
-        """Return the action values (N, A)."""
+        """Return the values (N, A) of all actions."""
         online = self.networks.online
-        x = online.preprocess(observation)
+        x = inputs_of(online.preprocess(observation)).features
         if self.carry is None:
             self.carry = torch.zeros(len(x), online.carry_size, dtype=torch.float32, device=self.device)
         value_NA, self._next_carry = online.step(x, self.carry)
         return value_NA
 
-    def explore_by(self, value_NA: Tensor) -> Tensor:
+    def explore_by(self, value_NA: Tensor, mask_NA: Tensor | None) -> Tensor:
         """Return epsilon-greedy action indices (N,)."""
-        return epsilon_greedy(value_NA, self.exploration(**self.counts), self.generator)
+        return epsilon_greedy(value_NA, self.exploration(**self.counts), self.generator, mask_NA)
 
     def record_observation(self, transition: Transition) -> None:
         """Add a transition and the carry before it to the replay."""
@@ -175,12 +177,14 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
     def batch(self, clips: Clips) -> Batch:
         """Return the steps after the burn-in, with targets."""
         burn_in = self.replay.before
-        burn_in_features, features = self._features(clips).tensor_split([burn_in])
+        features, mask, _ = self._inputs(clips)
+        burn_in_features, features = features.tensor_split([burn_in])
         online_carry, target_carry = (
             networks.warm_up(burn_in_features, clips.begin["carry"], clips.valid[:burn_in])
             for networks in (self.networks.online, self.networks.target)
         )
-        next_value_TB = self._next_values(features, online_carry, target_carry)
+        next_mask_TBA = None if mask is None else mask[burn_in + 1 :]
+        next_value_TB = self._next_values(features, next_mask_TBA, online_carry, target_carry)
         return Batch(
             features=features[:-1],
             carry=online_carry,
@@ -189,8 +193,8 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
             valid=clips.valid[burn_in:],
         )
 
-    def _features(self, clips: Clips) -> Tensor:
-        """Return features (P + T + 1, B, F) of all observations, including the one after the last step.
+    def _inputs(self, clips: Clips) -> Inputs:
+        """Return features (P + T + 1, B, F) and masks of all observations, including the one after the last step.
 
         Features after a terminal state are 0. The next observation of a terminal state may contain NaN, and 0 * NaN
         would reach the gradients even though the loss masks it.
@@ -201,17 +205,21 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
             clips.observation,
             clips.next_observation,
         )
-        features = self.networks.preprocess(observation).unflatten(0, (steps + 1, rows))
+        inputs: Inputs = map_tree(
+            lambda x: x.unflatten(0, (steps + 1, rows)), inputs_of(self.networks.preprocess(observation))
+        )
+        features = inputs.features
         ended = clips.terminated[burn_in:].reshape(-1, rows, *(1 for _ in features.shape[2:]))
         features[burn_in + 1 :].masked_fill_(ended, 0)  # in place, since torch.cat above made a copy
-        return features
+        return inputs
 
-    def _next_values(self, features: Tensor, online_carry: Tensor, target_carry: Tensor) -> Tensor:
+    def _next_values(
+        self, features: Tensor, next_mask_TBA: Tensor | None, online_carry: Tensor, target_carry: Tensor
+    ) -> Tensor:
         """Return the values (T, B) of the next observations."""
         value_TBA = self.networks.target.sequence(features, target_carry)[1:]
-        if not self.double:
-            return value_TBA.amax(2)
-        best_TB1 = self.networks.online.sequence(features, online_carry)[1:].argmax(2, keepdim=True)
+        best_TBA = self.networks.online.sequence(features, online_carry)[1:] if self.double else value_TBA
+        best_TB1 = mask_values(best_TBA, next_mask_TBA).argmax(2, keepdim=True)
         return value_TBA.gather(2, best_TB1).squeeze(2)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

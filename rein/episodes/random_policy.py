@@ -16,13 +16,16 @@ from torch import Tensor
 from rein.agents.base.exploration import random_action
 from rein.envs.base.spaces import tensor_dtype
 from rein.networks.encoder import children
+from rein.networks.heads import choices
+from rein.networks.reserved import mask_of, visible
+from rein.ops.exploration import random_valid
 from rein.ops.random import generator, restore
 from rein.ops.trees import checked_device, leaves
 from rein.types import Tree
 
 
 class RandomPolicy:
-    """Policy that samples actions uniformly from a space and ignores observations.
+    """Policy that samples actions uniformly from a space, within the `action_mask` of observations if there is one.
 
     Example::
 
@@ -37,11 +40,11 @@ class RandomPolicy:
         self.space, self.device = space, checked_device(device)
         self._generator = generator(seed, "policy", device=self.device)
         # raise now if the space cannot be sampled
-        _draw(space, torch.zeros(0, dtype=torch.float32, device="cpu"), generator(0, "policy"))
+        _draw(space, torch.zeros(0, dtype=torch.float32, device="cpu"), None, generator(0, "policy"))
 
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tensor]]:
         """Return actions (N, *A) for observations (N, ...)."""
-        return _draw(self.space, observation, self._generator), {}
+        return _draw(self.space, observation, mask_of(observation), self._generator), {}
 
     def reset(self, mask: Tensor | None = None) -> None:
         """Do nothing: the policy has no memory."""
@@ -55,10 +58,17 @@ class RandomPolicy:
         restore(self._generator, state["generator"])
 
 
-def _draw(space: spaces.Space[Any], observation: Tree, rng: torch.Generator) -> Tree:
+def _draw(space: spaces.Space[Any], observation: Tree, mask: Tree | None, rng: torch.Generator) -> Tree:
     inner = children(space)
     if inner is not None:
-        return {key: _draw(part, observation, rng) for key, part in inner.items()}
+        masks = mask or {}
+        return {key: _draw(part, observation, masks.get(key), rng) for key, part in inner.items()}
+    if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Box):
+        raise TypeError(
+            f"{space}: unsupported space; expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict or Tuple of these"
+        )
+    if mask is not None:
+        return _valid(space, mask.to(rng.device), rng)
     if isinstance(space, spaces.MultiDiscrete):
         return _integers(space, space.start, space.nvec, observation, rng)
     if isinstance(space, spaces.MultiBinary):
@@ -68,11 +78,15 @@ def _draw(space: spaces.Space[Any], observation: Tree, rng: torch.Generator) -> 
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer):
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
         return _integers(space, low, high - low + 1.0, observation, rng)
-    if not isinstance(space, spaces.Discrete | spaces.Box):
-        raise TypeError(
-            f"{space}: unsupported space; expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict or Tuple of these"
-        )
-    return random_action(space, observation, rng)
+    return random_action(space, visible(observation), rng)  # the mask may belong to another component
+
+
+def _valid(space: spaces.Space[Any], mask_NL: Tensor, rng: torch.Generator) -> Tensor:
+    """Return actions (N, *A), uniform over the valid choices of each integer."""
+    sizes, start = choices(space)
+    chosen = [random_valid(mask_NA, rng) for mask_NA in mask_NL.split(sizes, -1)]
+    action = torch.stack(chosen, -1).reshape(-1, *start.shape)
+    return (action + torch.as_tensor(start, dtype=torch.int64, device=rng.device)).to(tensor_dtype(space))
 
 
 def _integers(space: spaces.Space[Any], low: Any, count: Any, observation: Tree, rng: torch.Generator) -> Tensor:

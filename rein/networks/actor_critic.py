@@ -382,9 +382,12 @@ class DiscreteActor(nn.Module):
         self.hidden = Stack(1, features_of(encoder, features), hidden, activation, generator)
         self.head = DiscreteHead(self.hidden.features, space, 0.01, generator)
 
-    def forward(self, x_BF: Tensor) -> Distribution:
-        """Return the distribution over actions."""
-        return self.head(self.hidden(through(self.encoder, x_BF))[0])
+    def forward(self, x: Features) -> Distribution:
+        """Return the distribution over valid actions. A row without a valid action counts as unmasked."""
+        x_BF, mask_BA, _ = inputs_of(x)
+        if mask_BA is not None:
+            mask_BA = mask_BA | ~mask_BA.any(1, keepdim=True)
+        return self.head(self.hidden(through(self.encoder, x_BF))[0], mask_BA)
 
 
 class DiscreteNetworks(nn.Module):
@@ -411,8 +414,8 @@ class DiscreteNetworks(nn.Module):
         """
         super().__init__()
         actions = count_actions(action_space)
-        scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
-        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
+        how = {"scale_images": scale_images, "custom_encoder": encoder is not None, "masks": True}
+        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **how)
         if self.preprocess.images and encoder is None:
             raise ValueError(
                 f"{observation_space} contains images, but this agent learns from vectors: pass an encoder"
@@ -429,6 +432,6 @@ class DiscreteNetworks(nn.Module):
         """Head that converts samples to actions."""
         return self.actor.head
 
-    def policy(self, x_BF: Tensor, carry: Tensor | None = None) -> tuple[Distribution, Tensor | None]:
+    def policy(self, x: Features, carry: Tensor | None = None) -> tuple[Distribution, Tensor | None]:
         """Return the distribution over actions, and the carry unchanged."""
-        return self.actor(x_BF), carry
+        return self.actor(x), carry

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from rein.networks.encoder import Preprocessor, encoder_for, features_of, through
 from rein.networks.heads import ActionHead, action_head
 from rein.networks.mlp import Stack, orthogonal_linear
-from rein.networks.reserved import Features, inputs_of
+from rein.networks.reserved import Features, inputs_of, mask_of
 from rein.ops.distributions import Distribution
+from rein.ops.values import mask_values
 from rein.types import Tree
 
 
@@ -103,7 +104,7 @@ class ValueNetwork(ObservationNetwork):
     def forward(self, observation: Tree) -> Tensor:
         """Return the values."""
         values = self.head(self.features(self.preprocess(observation)))
-        return values.squeeze(-1) if self._of_states else values
+        return values.squeeze(-1) if self._of_states else mask_values(values, mask_of(observation))
 
 
 def actor(
@@ -144,7 +145,11 @@ def q_network(
     hidden: Sequence[int] = (64, 64),
     activation: str = "relu",
 ) -> ValueNetwork:
-    """Return a network from observations (B, ...) to the values (B, A) of A Discrete actions."""
+    """Return a network from observations (B, ...) to the values (B, A) of A Discrete actions.
+
+    If observations have an `action_mask`, the values of masked actions are finite and below all others. Do not average
+    over actions then.
+    """
     if not isinstance(action_space, spaces.Discrete):
         raise ValueError(f"the action space is {action_space}; q_network requires Discrete actions")
     return ValueNetwork(observation_space, int(action_space.n), generator, hidden, activation)

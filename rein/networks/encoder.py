@@ -19,8 +19,16 @@ from torch import Tensor, nn
 
 from rein.networks.convolution import Convolution
 from rein.networks.normalizers import ObservationNormalizer
-from rein.networks.reserved import ACTION_MASK, CRITIC_OBSERVATION, RESERVED, Inputs, entry, visible, visible_space
-from rein.ops.trees import map_tree
+from rein.networks.reserved import (
+    ACTION_MASK,
+    CRITIC_OBSERVATION,
+    RESERVED,
+    Inputs,
+    entry,
+    mask_of,
+    visible,
+    visible_space,
+)
 
 Tree = Any  # a Tensor, or a (nested) dictionary of tensors
 
@@ -263,7 +271,7 @@ class Preprocessor(nn.Module):
         features = self._features(self._visible(observation))
         if not self.has_inputs:
             return features
-        mask = map_tree(_as_bool, observation[ACTION_MASK]) if self.masks else None
+        mask = mask_of(observation) if self.masks else None
         critic = None
         if self.critic is not None and isinstance(observation, dict) and CRITIC_OBSERVATION in observation:
             critic = self.critic(observation[CRITIC_OBSERVATION])
@@ -315,10 +323,6 @@ class _CriticPreprocessor(nn.Module):
         """Update the statistics with these observations."""
         if self.normalizer is not None:
             self.normalizer.update(self._flatten(observation), valid_N)
-
-
-def _as_bool(mask: Tensor) -> Tensor:
-    return mask != 0
 
 
 EncoderFactory = Callable[[spaces.Space[Any], torch.Generator], nn.Module]  # (observation_space, generator) -> encoder

@@ -56,7 +56,7 @@ class DiscreteHead(nn.Module):
     def __init__(self, features: int, space: spaces.Space[Any], gain: float, generator: torch.Generator) -> None:
         super().__init__()
         self.single = isinstance(space, spaces.Discrete)
-        self.sizes, start = _choices(space)
+        self.sizes, start = choices(space)
         self._shape = None if self.single or len(start.shape) == 1 else start.shape  # None: that of a sample
         self.linear = orthogonal_linear(features, sum(self.sizes), gain, generator)
         self._shifts = bool(start.any())
@@ -215,7 +215,7 @@ def action_head(
     return DiscreteHead(features, space, gain, generator)
 
 
-def _choices(space: spaces.Space[Any]) -> tuple[list[int], np.ndarray[Any, Any]]:
+def choices(space: spaces.Space[Any]) -> tuple[list[int], np.ndarray[Any, Any]]:
     """Return the number of choices of each integer of an action, in one list, and the smallest action, `(*A)`."""
     if isinstance(space, spaces.Discrete):
         return [int(space.n)], np.asarray(space.start)
@@ -256,10 +256,10 @@ def check_mask(space: spaces.Space[Any], action_space: spaces.Space[Any], path: 
         return
     if isinstance(action_space, spaces.Box) and action_space.dtype.kind == "f":
         raise ValueError(f"{path}: the action space is {action_space}; only discrete actions can be masked")
-    choices = sum(_choices(action_space)[0])
-    if space.shape != (choices,):
+    count = sum(choices(action_space)[0])
+    if space.shape != (count,):
         raise ValueError(
-            f"{path} has the shape {space.shape}, but the action space is {action_space}: give the shape ({choices},), "
+            f"{path} has the shape {space.shape}, but the action space is {action_space}: give the shape ({count},), "
             "one number for each choice"
         )
 

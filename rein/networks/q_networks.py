@@ -20,6 +20,8 @@ from rein.networks.actor_critic import CoreFactory
 from rein.networks.encoder import EncoderFactory, Preprocessor, encoder_for, features_of, through
 from rein.networks.heads import count_actions
 from rein.networks.mlp import ACTIVATIONS, Stack, orthogonal_linear
+from rein.networks.reserved import Features, inputs_of
+from rein.ops.values import mask_values
 
 
 class DuelingHead(nn.Module):
@@ -27,8 +29,9 @@ class DuelingHead(nn.Module):
 
         Q(s, a) = V(s) + A(s, a) - mean_a' A(s, a')
 
-    V is the first output of one linear layer and equals the mean of Q over all actions. Weights are orthogonal with
-    gain 1, biases are zero. They are drawn from `generator`.
+    V is the first output of one linear layer and equals the mean of Q over all actions. The mean includes actions that
+    are masked, so that Q does not depend on the mask. Weights are orthogonal with gain 1, biases are zero. They are
+    drawn from `generator`.
 
     Source: Wang et al. 2016, equation 9.
     """
@@ -72,8 +75,8 @@ class QNetwork(nn.Module):
         """Create the network. See `DuelingHead` for `dueling`, and `encoder_for` for `encoder`."""
         super().__init__()
         actions = count_actions(action_space)
-        scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
-        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
+        how = {"scale_images": scale_images, "custom_encoder": encoder is not None, "masks": True}
+        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **how)
         self.encoder = encoder_for(observation_space, generator, encoder)
         sizes = [features_of(self.encoder, self.preprocess.features), *hidden]
         if layer_norm:
@@ -83,10 +86,11 @@ class QNetwork(nn.Module):
         head = DuelingHead(sizes[-1], actions, generator) if dueling else None
         self.head = head or orthogonal_linear(sizes[-1], actions, 1.0, generator)
 
-    def forward(self, x_BF: Tensor) -> Tensor:
-        """Return the values (B, A) of preprocessed observations."""
+    def forward(self, x: Features) -> Tensor:
+        """Return the values (B, A) of preprocessed observations. Those of masked actions are below all others."""
+        x_BF, mask_BA, _ = inputs_of(x)
         hidden = self.hidden(through(self.encoder, x_BF))
-        return self.head(hidden[0] if isinstance(self.hidden, Stack) else hidden)
+        return mask_values(self.head(hidden[0] if isinstance(self.hidden, Stack) else hidden), mask_BA)
 
 
 def _normalized(sizes: Sequence[int], activation: str, generator: torch.Generator) -> nn.Sequential:
@@ -138,8 +142,8 @@ class QuantileNetwork(nn.Module):
         super().__init__()
         actions = count_actions(action_space)
         device = generator.device
-        scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
-        self.preprocess = Preprocessor(observation_space, device, normalize=normalize_observation, **scaling)
+        how = {"scale_images": scale_images, "custom_encoder": encoder is not None, "masks": True}
+        self.preprocess = Preprocessor(observation_space, device, normalize=normalize_observation, **how)
         self.encoder = encoder_for(observation_space, generator, encoder)
         inputs = features_of(self.encoder, self.preprocess.features)
         self.before = Stack(1, inputs, hidden[:-1], activation, generator)
@@ -150,12 +154,13 @@ class QuantileNetwork(nn.Module):
         self.register_buffer("_frequency", frequency_C, persistent=False)
         self.register_buffer("levels", even_levels(action_quantiles, device) * risk, persistent=False)
 
-    def forward(self, x_BF: Tensor) -> Tensor:
-        """Return Q (B, A) of preprocessed observations."""
-        return self.quantiles(x_BF, self.levels.expand(len(x_BF), -1)).mean(1)
+    def forward(self, x: Features) -> Tensor:
+        """Return Q (B, A) of preprocessed observations. The values of masked actions are below all others."""
+        x_BF, mask_BA, _ = inputs_of(x)
+        return mask_values(self.quantiles(x_BF, self.levels.expand(len(x_BF), -1)).mean(1), mask_BA)
 
     def quantiles(self, x_BF: Tensor, level_BQ: Tensor) -> Tensor:
-        """Return Z (B, Q, A) at levels in (0, 1)."""
+        """Return Z (B, Q, A) of all actions at levels in (0, 1)."""
         psi_BH = self.before(through(self.encoder, x_BF))[0]
         phi_BQH = self.embedding((level_BQ.unsqueeze(-1) * self._frequency).cos()).relu()
         both = (psi_BH.unsqueeze(1) * phi_BQH).flatten(0, 1)
@@ -193,8 +198,8 @@ class RecurrentQNetwork(nn.Module):
         """Create the network. See `rein.networks.recurrent` for `core`, and `encoder_for` for `encoder`."""
         super().__init__()
         actions = count_actions(action_space)
-        scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
-        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
+        how = {"scale_images": scale_images, "custom_encoder": encoder is not None, "masks": True}
+        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **how)
         self.encoder = encoder_for(observation_space, generator, encoder)
         inputs = features_of(self.encoder, self.preprocess.features)
         self.hidden = Stack(1, inputs, hidden, activation, generator)

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.ops.trees import map_tree
+
 Tree = Any  # a Tensor, or a (nested) dictionary of tensors
 
 ACTION_MASK, CRITIC_OBSERVATION = "action_mask", "critic_observation"
@@ -33,6 +35,17 @@ Features = Tensor | Inputs  # result of `Preprocessor`
 def inputs_of(x: Tensor | Inputs) -> Inputs:
     """Return inputs unchanged, and a tensor of features as inputs without reserved entries."""
     return x if isinstance(x, Inputs) else Inputs(x)
+
+
+def mask_of(observation: Tree) -> Tree | None:
+    """Return the action mask (N, A) bool of observations, or a dictionary of masks; None without a mask."""
+    if not isinstance(observation, dict) or ACTION_MASK not in observation:
+        return None
+    return map_tree(_as_bool, observation[ACTION_MASK])
+
+
+def _as_bool(mask: Tensor) -> Tensor:
+    return mask != 0
 
 
 def entry(space: spaces.Space[Any], name: str) -> spaces.Space[Any] | None:

@@ -8,21 +8,43 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rein.ops.values import mask_values
 
-def epsilon_greedy(value_NA: Tensor, epsilon: float | Tensor, generator: torch.Generator) -> Tensor:
+
+def epsilon_greedy(
+    value_NA: Tensor, epsilon: float | Tensor, generator: torch.Generator, mask_NA: Tensor | None = None
+) -> Tensor:
     """Return a random action with probability `epsilon`, else the first of the best actions; (N,) int64.
 
-    The number of draws from `generator` does not depend on `epsilon`.
+    Only actions in the boolean mask are taken; a row without a valid action counts as unmasked. The number of draws
+    from `generator` does not depend on `epsilon`.
 
     Source: Sutton & Barto 2018, 2.2.
     """
     (rows, actions), device = value_NA.shape, value_NA.device
     u_N = torch.rand(rows, generator=generator, dtype=torch.float32, device=device)
-    random_N = torch.randint(actions, (rows,), generator=generator, device=device)
-    return torch.where(u_N < epsilon, random_N, value_NA.argmax(dim=-1))
+    if mask_NA is None:
+        random_N = torch.randint(actions, (rows,), generator=generator, device=device)
+    else:
+        random_N = random_valid(mask_NA, generator)
+    return torch.where(u_N < epsilon, random_N, mask_values(value_NA, mask_NA).argmax(dim=-1))
 
 
-def boltzmann(value_NA: Tensor, temperature: float | Tensor, generator: torch.Generator) -> Tensor:
+def random_valid(mask_NA: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw one valid action of each row uniformly, or any action if none is valid; (N,) int64.
+
+    The boolean mask may have further dimensions before A. Each row takes one random number.
+    """
+    mask_NA = mask_NA | ~mask_NA.any(-1, keepdim=True)
+    before_NA = mask_NA.cumsum(-1)
+    u_N = torch.rand(mask_NA.shape[:-1], generator=generator, dtype=torch.float64, device=mask_NA.device)
+    order_N1 = (u_N * before_NA[..., -1]).floor_().unsqueeze(-1)  # less than the number of valid actions
+    return (before_NA <= order_N1).sum(-1)
+
+
+def boltzmann(
+    value_NA: Tensor, temperature: float | Tensor, generator: torch.Generator, mask_NA: Tensor | None = None
+) -> Tensor:
     """Sample actions from a softmax of the values (Boltzmann exploration); (N,) int64.
 
     The probabilities are::
@@ -31,13 +53,14 @@ def boltzmann(value_NA: Tensor, temperature: float | Tensor, generator: torch.Ge
 
     The sample is the first argmax of Q(a) + temperature * g(a) with Gumbel noise g. A temperature of 0 therefore takes
     the first of the best actions, and very small temperatures are safe. An action with value -infinity is never taken
-    if another action has a higher value. The number of draws from `generator` is constant.
+    if another action has a higher value. Only actions in the boolean mask are taken; a row without a valid action
+    counts as unmasked. The number of draws from `generator` is constant.
 
     Source: Sutton & Barto 2018, 2.8 and 13.1; Maddison et al. 2014 ("A* sampling"), section 2.
     """
     u_NA = torch.rand(value_NA.shape, generator=generator, device=value_NA.device, dtype=torch.float64)
     gumbel_NA = u_NA.clamp_(min=torch.finfo(u_NA.dtype).tiny).log_().neg_().log_().neg_()
-    return (value_NA + temperature * gumbel_NA).argmax(dim=-1)
+    return (mask_values(value_NA, mask_NA) + temperature * gumbel_NA).argmax(dim=-1)
 
 
 def ornstein_uhlenbeck(

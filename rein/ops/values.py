@@ -1,6 +1,6 @@
 """Targets of value functions: one-step targets, n-step returns of sampled windows, tabular updates, target networks.
 
-Shapes: B rows or windows, n steps of a window.
+Shapes: B rows or windows, n steps of a window, A actions.
 """
 
 from __future__ import annotations
@@ -64,6 +64,20 @@ def step_toward_(
     else:
         value_C.index_add_(0, index_N, share_N * error_N)
     return error_N
+
+
+def mask_values(value_BA: Tensor, mask_BA: Tensor | None) -> Tensor:
+    """Replace the values of invalid actions by a finite number below all others, for `argmax` and `amax`; (B, A).
+
+    A row without a valid action, such as the final observation of an episode, is unchanged. If `mask_BA` is None, all
+    actions are valid.
+
+    Source: Huang & Ontanon 2022 ("A closer look at invalid action masking in policy gradient algorithms"), for logits.
+    """
+    if mask_BA is None:
+        return value_BA
+    invalid_BA = ~mask_BA & mask_BA.any(-1, keepdim=True)
+    return value_BA.masked_fill(invalid_BA, torch.finfo(value_BA.dtype).min / 2)  # half, so that sums do not overflow
 
 
 class NStep(NamedTuple):

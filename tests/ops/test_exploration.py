@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rein.ops.exploration import boltzmann, epsilon_greedy
+from rein.ops.exploration import boltzmann, epsilon_greedy, random_valid
 from rein.ops.random import generator
 
 ROWS, ACTIONS = 40_000, 5
@@ -77,3 +77,71 @@ def test_temperature_can_be_a_tensor_and_does_not_change_the_draws() -> None:
     boltzmann(value_NA, 0.0, other)
     boltzmann(value_NA, 9.0, one)
     assert torch.equal(one.get_state(), other.get_state())
+
+
+def masks(rows: int) -> torch.Tensor:
+    """Return masks of which about a third have no valid action."""
+    mask_NA = torch.rand(rows, ACTIONS, generator=generator(0, "mask")) < 0.4
+    mask_NA[::3] = False
+    return mask_NA
+
+
+def valid_of(mask_A: torch.Tensor) -> list[int]:
+    return [a for a in range(len(mask_A)) if mask_A[a]] or list(range(len(mask_A)))
+
+
+def test_million_masked_draws_are_valid() -> None:
+    mask_NA = masks(1_000_000)
+    value_NA = torch.randn(1_000_000, ACTIONS, generator=generator(1, "values"))
+    allowed_NA = mask_NA | ~mask_NA.any(1, keepdim=True)
+    for action_N in (
+        random_valid(mask_NA, generator(0, "agent")),
+        epsilon_greedy(value_NA, 0.5, generator(0, "agent"), mask_NA),
+        boltzmann(value_NA, 0.5, generator(0, "agent"), mask_NA),
+        boltzmann(value_NA, 1e9, generator(0, "agent"), mask_NA),
+    ):
+        assert action_N.dtype == torch.int64
+        assert allowed_NA.gather(1, action_N.unsqueeze(1)).all()
+
+
+def test_random_valid_action_matches_reference() -> None:
+    mask_NA = masks(3_000)
+    u_N = torch.rand(3_000, generator=generator(0, "agent"), dtype=torch.float64).tolist()
+    expected = [(valid := valid_of(mask))[int(u * len(valid))] for u, mask in zip(u_N, mask_NA, strict=True)]
+    assert random_valid(mask_NA, generator(0, "agent")).tolist() == expected
+    several = random_valid(mask_NA.view(1_000, 3, ACTIONS), generator(0, "agent"))
+    assert several.flatten().tolist() == expected
+
+
+def test_masked_actions_without_exploration_match_reference() -> None:
+    mask_NA, value_NA = masks(3_000), torch.randn(3_000, ACTIONS, generator=generator(1, "values"))
+    expected = [max(valid_of(m), key=lambda a: float(v[a])) for v, m in zip(value_NA, mask_NA, strict=True)]
+    assert epsilon_greedy(value_NA, 0.0, generator(0, "agent"), mask_NA).tolist() == expected
+    assert boltzmann(value_NA, 0.0, generator(0, "agent"), mask_NA).tolist() == expected
+
+
+def test_masked_random_actions_are_uniform_over_valid_actions() -> None:
+    mask_NA = torch.tensor([True, False, True, True, False]).expand(ROWS, ACTIONS)
+    count_A = epsilon_greedy(torch.zeros(ROWS, ACTIONS), 1.0, generator(0, "agent"), mask_NA).bincount(
+        minlength=ACTIONS
+    )
+    deviation = (ROWS * 2 / 9) ** 0.5
+    assert ((count_A[[0, 2, 3]] - ROWS / 3).abs() < 4 * deviation).all()
+
+
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 5.0])
+def test_masked_action_frequencies_match_a_softmax_of_the_valid_values(temperature: float) -> None:
+    value_A = torch.tensor([0.3, 4.0, 1.0, 0.0, 9.0], dtype=torch.float64)
+    valid = [0, 2, 3]
+    mask_NA = torch.tensor([True, False, True, True, False]).expand(ROWS, ACTIONS)
+    action_N = boltzmann(value_A.float().expand(ROWS, ACTIONS), temperature, generator(0, "agent"), mask_NA)
+    share_A = (value_A[valid] / temperature).softmax(0)
+    deviation_A = (ROWS * share_A * (1.0 - share_A)).sqrt()
+    assert ((action_N.bincount(minlength=ACTIONS)[valid] - ROWS * share_A).abs() < 4.0 * deviation_A).all()
+
+
+def test_full_mask_does_not_change_greedy_and_boltzmann_actions() -> None:
+    value_NA = torch.randn(1_000, ACTIONS, generator=generator(1, "values"))
+    full_NA = torch.ones(1_000, ACTIONS, dtype=torch.bool)
+    free, masked = (boltzmann(value_NA, 0.5, generator(0, "agent"), mask) for mask in (None, full_NA))
+    assert torch.equal(free, masked)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rein.ops.values import share_of_duplicates, step_toward_, td_target
+from rein.ops.values import mask_values, share_of_duplicates, step_toward_, td_target
 
 CELLS = 12
 
@@ -91,3 +91,14 @@ def test_invalid_rows_change_no_value_for_any_targets() -> None:
 def test_errors_are_those_before_the_step() -> None:
     error_N = step(torch.tensor([1.0, 2.0]), torch.tensor([0, 0, 1]), torch.tensor([3.0, 0.0, 2.0]))
     assert error_N.tolist() == [2.0, -1.0, 0.0]
+
+
+def test_masked_values_are_finite_and_below_all_others() -> None:
+    value_BA = torch.tensor([[1.0, 2.0, 3.0], [-1e30, 0.0, 1.0], [4.0, 5.0, 6.0]])
+    mask_BA = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
+    found = mask_values(value_BA, mask_BA)
+    assert torch.isfinite(found).all()
+    assert found.argmax(1).tolist() == [1, 0, 2]
+    assert torch.equal(found.amax(1), torch.tensor([2.0, -1e30, 6.0]))
+    assert torch.isfinite(found.sum(1)).all()
+    assert mask_values(value_BA, None) is value_BA

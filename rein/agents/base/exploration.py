@@ -15,7 +15,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.networks.heads import width
-from rein.ops.exploration import ornstein_uhlenbeck, reset_noise
+from rein.networks.reserved import mask_of
+from rein.ops.exploration import ornstein_uhlenbeck, random_valid, reset_noise
 from rein.ops.trees import leaves
 from rein.schedules import Schedule, as_schedule
 from rein.types import Tree
@@ -244,12 +245,14 @@ def _load_into(amount: Amount, state: Mapping[str, Any]) -> None:
 def random_action(space: spaces.Space[Any], observation: Tree, generator: torch.Generator) -> Tensor:
     """Sample uniform actions (N, ...) from a Discrete space or a Box with finite bounds.
 
-    `observation` (N, ...) determines N. Raises ValueError for other spaces, and for a Box whose high - low is not
-    finite in float32.
+    `observation` (N, ...) determines N. If it has an `action_mask`, only valid actions are sampled. Raises ValueError
+    for other spaces, and for a Box whose high - low is not finite in float32.
     """
     rows, device = len(next(leaf for _, leaf in leaves(observation))), generator.device
     if isinstance(space, spaces.Discrete):
         first = int(space.start)
+        if (mask_NA := mask_of(observation)) is not None:
+            return random_valid(mask_NA.to(device), generator) + first
         return torch.randint(first, first + int(space.n), (rows,), generator=generator, device=device)
     if isinstance(space, spaces.Box) and np.isfinite(width(space)).all():
         low, high = (torch.as_tensor(bound, dtype=torch.float32, device=device) for bound in (space.low, space.high))

@@ -16,7 +16,9 @@ from rein.agents.base.agent import AgentPolicy
 from rein.agents.base.exploration import Amount, as_amount
 from rein.agents.base.options import at_least_one, in_unit_interval, option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
+from rein.networks.reserved import mask_of
 from rein.ops.exploration import boltzmann, epsilon_greedy
+from rein.ops.values import mask_values
 from rein.replay.frames import FrameReplay, PrioritizedFrameReplay
 from rein.replay.replay import Sample
 from rein.schedules import Schedule, linear
@@ -66,19 +68,19 @@ class EpsilonGreedy(DiscreteActions, abc.ABC):
         except ValueError as error:
             raise ValueError(f"{type(self).__name__}.policy(epsilon={epsilon!r}): {error}") from None
 
-    def choose(self, value_NA: Tensor, explore: bool | float) -> Tensor:
+    def choose(self, value_NA: Tensor, explore: bool | float, mask_NA: Tensor | None = None) -> Tensor:
         """Return actions (N,): greedy (`explore=False`), exploring (`True`), or with `explore` as epsilon."""
         if explore is False:
-            index_N = value_NA.argmax(1)
+            index_N = mask_values(value_NA, mask_NA).argmax(1)
         elif explore is True:
-            index_N = self.explore_by(value_NA)
+            index_N = self.explore_by(value_NA, mask_NA)
         else:
-            index_N = epsilon_greedy(value_NA, explore, self.generator)  # type: ignore[attr-defined]
+            index_N = epsilon_greedy(value_NA, explore, self.generator, mask_NA)  # type: ignore[attr-defined]
         return index_N + self.first_action if self.first_action else index_N
 
     @abc.abstractmethod
-    def explore_by(self, value_NA: Tensor) -> Tensor:
-        """Return exploring action indices (N,)."""
+    def explore_by(self, value_NA: Tensor, mask_NA: Tensor | None) -> Tensor:
+        """Return exploring action indices (N,) within the mask."""
 
 
 class ValueAgent(EpsilonGreedy, ReplayAgent):
@@ -130,12 +132,12 @@ class ValueAgent(EpsilonGreedy, ReplayAgent):
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
         """Return greedy or exploring actions (N,)."""
         online = self.networks.online
-        return self.choose(online(online.preprocess(observation)), explore)
+        return self.choose(online(online.preprocess(observation)), explore, mask_of(observation))
 
-    def explore_by(self, value_NA: Tensor) -> Tensor:
+    def explore_by(self, value_NA: Tensor, mask_NA: Tensor | None) -> Tensor:
         """Return epsilon-greedy or softmax action indices (N,)."""
         amount = self.exploration(**self.counts)
-        return (epsilon_greedy if self.temperature is None else boltzmann)(value_NA, amount, self.generator)
+        return (epsilon_greedy if self.temperature is None else boltzmann)(value_NA, amount, self.generator, mask_NA)
 
     @abc.abstractmethod
     def batch(self, sample: Sample, weight_B: Tensor | None = None) -> Any:
