@@ -38,7 +38,8 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
 
     Observations are flattened. The action space must be Discrete. Action masks are supported: sums are over the valid
     actions. By default, the target entropy of a state with n valid actions is then log(n) / 2, and its mean over the
-    batch replaces target_entropy in L_a.
+    batch replaces target_entropy in L_a. The entry `critic_observation` of a Dict observation is an input of the
+    critics only.
     """
 
     critics: int = option(default=2)
@@ -84,10 +85,10 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
         alpha = networks.temperature.log.detach().exp()
         action_B = self.action_index(sample.action)
         target_B = self._target(sample, next_x, alpha)
-        batch = Batch(inputs_of(x).features, action_B, target=target_B, weight=weight_B)
+        batch = Batch(x, action_B, target=target_B, weight=weight_B)
         metrics = self._critics.step(batch, None, report=report)
         error_B = metrics.pop("td_error")
-        metrics |= self._actor.step(batch._replace(features=x), (networks.critics, alpha), report=report)
+        metrics |= self._actor.step(batch, (networks.critics, alpha), report=report)
         log_prob_B = metrics.pop("log_prob")
         if self._temperature is not None:
             target_entropy = self._target_entropy_of(inputs_of(x).action_mask)
@@ -97,7 +98,7 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
     @without_gradient
     def _target(self, sample: Sample, next_x: Features, alpha: Tensor) -> Tensor:
         prob_BA, log_prob_BA = _probabilities(self.networks.actor, next_x)
-        value_BA = self.networks.target_critics(inputs_of(next_x).features).amin(0) - alpha * log_prob_BA
+        value_BA = self.networks.target_critics(next_x).amin(0) - alpha * log_prob_BA
         return td_target(sample.reward, sample.terminated, (prob_BA * value_BA).sum(1), sample.discount)
 
     def _target_entropy_of(self, mask_BA: Tensor | None) -> float | Tensor:
@@ -142,7 +143,7 @@ def actor_loss(
     """
     critics, alpha = coefficients
     with torch.no_grad():
-        value_BA = critics(inputs_of(batch.features).features).amin(0)
+        value_BA = critics(batch.features).amin(0)
     prob_BA, log_prob_BA = _probabilities(actor, batch.features)
     loss = (prob_BA * (alpha * log_prob_BA - value_BA)).sum(1).mean()
     log_prob_B = (prob_BA * log_prob_BA).sum(1).detach()

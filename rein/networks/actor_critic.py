@@ -339,7 +339,10 @@ class StateValue(nn.Module):
 
 
 class ActionValues(nn.Module):
-    """K independent critics of all Discrete actions, evaluated together: (B, F) -> (K, B, A)."""
+    """K independent critics of all Discrete actions, evaluated together: (B, F) -> (K, B, A).
+
+    `privileged` is the number of features of a critic observation, see `Critics`.
+    """
 
     def __init__(
         self,
@@ -351,17 +354,18 @@ class ActionValues(nn.Module):
         generator: torch.Generator,
         *,
         encoder: nn.Module | None = None,
+        privileged: int = 0,
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.hidden = Stack(members, features_of(encoder, features), hidden, activation, generator)
+        self.hidden = Stack(members, features_of(encoder, features) + privileged, hidden, activation, generator)
         heads = [orthogonal_linear(self.hidden.features, actions, 1.0, generator) for _ in range(members)]
         self.weight = nn.Parameter(torch.stack([head.weight.detach().t() for head in heads]))  # (K, H, A)
         self.bias = nn.Parameter(torch.stack([head.bias.detach().unsqueeze(0) for head in heads]))  # (K, 1, A)
 
-    def forward(self, x_BF: Tensor) -> Tensor:
-        """Return the values (K, B, A)."""
-        return torch.baddbmm(self.bias, self.hidden(through(self.encoder, x_BF)), self.weight)
+    def forward(self, x: Features) -> Tensor:
+        """Return the values (K, B, A) of all actions, masked or not."""
+        return torch.baddbmm(self.bias, self.hidden(critic_features(self.encoder, x)), self.weight)
 
 
 class DiscreteActor(nn.Module):
@@ -414,7 +418,7 @@ class DiscreteNetworks(nn.Module):
         """
         super().__init__()
         actions = count_actions(action_space)
-        how = {"scale_images": scale_images, "custom_encoder": encoder is not None, "masks": True}
+        how = {"scale_images": scale_images, "custom_encoder": encoder is not None, "masks": True, "critic": True}
         self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **how)
         if self.preprocess.images and encoder is None:
             raise ValueError(
@@ -424,7 +428,8 @@ class DiscreteNetworks(nn.Module):
         module = encoder_for(observation_space, generator, encoder)
         self.actor = DiscreteActor(features, action_space, *shape, encoder=module)
         module = encoder_for(observation_space, generator, encoder)
-        self.critics = ActionValues(critics, features, actions, *shape, encoder=module)
+        privileged = self.preprocess.privileged
+        self.critics = ActionValues(critics, features, actions, *shape, encoder=module, privileged=privileged)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
 
     @property

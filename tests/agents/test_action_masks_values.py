@@ -332,11 +332,46 @@ def test_discrete_sac_losses_match_reference() -> None:
 def _soft_value(networks: Any, critics: Any, x: Inputs, b: int, alpha: float) -> float:
     actor = networks.actor
     logits = actor.head.linear(actor.hidden(x.features)[0])[b].detach().double()
-    least = critics(x.features).detach().amin(0)[b].double()
+    least = critics(x).detach().amin(0)[b].double()
     valid = [a for a in range(len(logits)) if x.action_mask[b, a]] or list(range(len(logits)))
     weights = [math.exp(float(logits[a])) for a in valid]
     shares = [weight / sum(weights) for weight in weights]
     return sum(p * (float(least[a]) - alpha * math.log(p)) for p, a in zip(shares, valid, strict=True))
+
+
+def test_critics_of_discrete_sac_see_the_critic_observation_and_the_actor_does_not() -> None:
+    space = spaces.Dict({**SPACE.spaces, "critic_observation": spaces.Box(-1.0, 1.0, (2,), np.float32)})
+    agent, rows = rein.DiscreteSAC(space, ACTIONS, seed=0, **SMALL), generator(0, "rows")
+    observation = {**masked_rows(40, rows), "critic_observation": torch.randn(40, 2, generator=rows)}
+    other = {**observation, "critic_observation": torch.randn(40, 2, generator=rows)}
+    one, two = (agent.networks.preprocess(x) for x in (observation, other))
+    assert torch.equal(agent.networks.actor(one).log_probs, agent.networks.actor(two).log_probs)
+    assert not torch.equal(agent.networks.target_critics(one), agent.networks.target_critics(two))
+    deployed = {name: x for name, x in observation.items() if name != "critic_observation"}
+    policy = agent.policy()
+    assert torch.equal(policy.select_action(deployed)[0], policy.select_action(observation)[0])
+    none = torch.zeros(40, dtype=torch.bool)
+    for _ in range(3):
+        action, extras = agent.select_action(observation)
+        reward = torch.randn(40, generator=rows)
+        agent.record_observation(rein.types.Transition(observation, action, reward, none, none, other, ~none, extras))
+        metrics = agent.optimize_model()
+    assert metrics and all(math.isfinite(float(value)) for value in metrics.values())
+
+
+def test_q_network_masks_values() -> None:
+    network = rein.networks.q_network(SPACE, ACTIONS, generator=generator(0, "networks"))
+    observation = masked_rows(1_000, generator(0, "rows"))
+    value = network(observation)
+    assert value.isfinite().all()
+    assert are_valid(value.argmax(1) + ACTIONS.start, observation)
+    free = network({"observation": observation["observation"]})
+    assert torch.equal(value[mask_of(observation)], free[mask_of(observation)])
+
+
+def test_frame_stack_requires_observations_without_masks() -> None:
+    with pytest.raises(ValueError, match="Dict, Tuple and scalar observations have no stack axis"):
+        rein.DQN(SPACE, ACTIONS, frame_stack=3)
 
 
 def test_target_entropy_refers_to_the_valid_actions_of_each_state() -> None:
