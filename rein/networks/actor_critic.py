@@ -21,6 +21,7 @@ from rein.networks.mlp import Stack, orthogonal_linear
 from rein.networks.recurrent import Core
 from rein.networks.reserved import Features, Inputs, inputs_of
 from rein.ops.distributions import Distribution, SquashedNormal
+from rein.ops.trees import map_tree
 
 CoreFactory = Callable[..., Core]  # (inputs=, generator=) -> the core, for example functools.partial(LSTM, features=64)
 
@@ -31,6 +32,10 @@ class ActorCritic(nn.Module):
     The network consists of an encoder, hidden layers, an optional recurrent core, and two heads. Actor and critic share
     the encoder. They share hidden layers and core only if `shared` is set. The memory of a recurrent network is the
     carry, one row of numbers for each environment; zeros begin an episode. Without a core, the carry is None.
+
+    If observations have the entry `critic_observation`, the input of the critic is the encoded observation followed by
+    the critic observation. A recurrent critic then computes the value V(h, s) of a history and a state (Baisero & Amato
+    2022, "Unbiased asymmetric reinforcement learning under partial observability").
     """
 
     def __init__(
@@ -52,24 +57,36 @@ class ActorCritic(nn.Module):
     ) -> None:
         """Create the networks. Parameters are drawn from `generator`, on its device.
 
-        See `action_head` for `squash`, `log_std` and `state_dependent_std`, and `encoder_for` for `encoder`.
+        See `action_head` for `squash`, `log_std` and `state_dependent_std`, and `encoder_for` for `encoder`. Raises
+        ValueError for critic observations with `shared`.
         """
         super().__init__()
         scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
         self.preprocess = Preprocessor(
-            observation_space, generator.device, normalize=normalize_observation, masks=True, **scaling
+            observation_space, generator.device, normalize=normalize_observation, masks=True, critic=True, **scaling
         )
+        privileged = self.preprocess.privileged
+        if privileged and shared:
+            raise ValueError(
+                f"shared=True: {observation_space} has the entry 'critic_observation', which only the critic may see: "
+                "use shared=False, or remove the entry"
+            )
         self.encoder = encoder_for(observation_space, generator, encoder)
         inputs = features_of(self.encoder, self.preprocess.features)
-        members = 1 if shared else 2
+        members = 1 if shared or privileged else 2
         self.hidden = Stack(members, inputs, hidden, activation, generator)
+        # hidden layers of a critic with inputs of its own
+        self.critic_hidden = Stack(1, inputs + privileged, hidden, activation, generator) if privileged else None
         self.cores = nn.ModuleList()
+        sizes: list[Any] = [self.hidden.features] * members
+        if self.critic_hidden is not None:
+            sizes.append(self.critic_hidden.features)
         if core is not None:
-            self.cores.extend(core(inputs=self.hidden.features, generator=generator) for _ in range(members))
-        features = self.cores[0].features if core is not None else self.hidden.features
+            self.cores.extend(core(inputs=size, generator=generator) for size in sizes)
+            sizes = [part.features for part in self.cores]
         std = {"log_std": log_std, "state_dependent_std": state_dependent_std}
-        self.policy_head = action_head(features, action_space, generator, squash=squash, **std)  # type: ignore[arg-type]  # nn.Module does not declare the `features` of a core
-        self.value_head = orthogonal_linear(features, 1, 1.0, generator)  # type: ignore[arg-type]  # see above
+        self.policy_head = action_head(sizes[0], action_space, generator, squash=squash, **std)  # type: ignore[arg-type]  # values of options
+        self.value_head = orthogonal_linear(sizes[-1], 1, 1.0, generator)
 
     @property
     def carry_size(self) -> int:
@@ -79,23 +96,23 @@ class ActorCritic(nn.Module):
     def forward(self, x: Features) -> tuple[Distribution, Tensor]:
         """Return the distribution over actions and the value (B,). Only for networks without a core."""
         inputs = inputs_of(x)
-        return self._heads(inputs, *self._hidden(inputs.features).unbind(0))
+        return self._heads(inputs, *self._hidden(inputs))
 
     def step(self, x: Features, carry_NC: Tensor | None = None) -> tuple[Distribution, Tensor, Tensor | None]:
         """Return the distribution, the value (N,), and the carry after this step."""
         if carry_NC is None:
             return *self(x), None
         inputs = inputs_of(x)
-        hidden_KNH = self._hidden(inputs.features)
-        stepped = [core.step(x, c) for core, x, c in self._with_carry(hidden_KNH, carry_NC)]  # type: ignore[operator]  # see above
+        stepped = [core.step(x, c) for core, x, c in self._with_carry(self._hidden(inputs), carry_NC)]  # type: ignore[operator]  # see above
         distribution, value_N = self._heads(inputs, *(y for y, _ in stepped))
         return distribution, value_N, torch.cat([c for _, c in stepped], 1)
 
     def sequence(self, x: Features, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Distribution, Tensor]:
         """Return the results of `step` at each of T steps, starting with this carry. A reset zeroes the carry."""
         inputs = inputs_of(x)
-        hidden_KTNH = self._hidden(inputs.features.flatten(0, 1)).unflatten(1, reset_TN.shape)
-        seen = [core.sequence(x, c, reset_TN)[0] for core, x, c in self._with_carry(hidden_KTNH, carry_NC)]  # type: ignore[operator]  # see above
+        hidden_K = self._hidden(map_tree(lambda part: part.flatten(0, 1), inputs))
+        hidden_K = [hidden_BH.unflatten(0, reset_TN.shape) for hidden_BH in hidden_K]
+        seen = [core.sequence(x, c, reset_TN)[0] for core, x, c in self._with_carry(hidden_K, carry_NC)]  # type: ignore[operator]  # see above
         return self._heads(inputs, *seen)
 
     def look(self, x: Features, carry_NC: Tensor | None, reset_TN: Tensor | None) -> tuple[Distribution, Tensor]:
@@ -103,32 +120,52 @@ class ActorCritic(nn.Module):
         return self(x) if carry_NC is None or reset_TN is None else self.sequence(x, carry_NC, reset_TN)
 
     def policy(self, x: Features, carry_NC: Tensor | None = None) -> tuple[Distribution, Tensor | None]:
-        """Return only the distribution, and the carry after this step."""
+        """Return only the distribution, and the carry after this step. Critic observations are not needed.
+
+        The critic's part of the carry is unchanged if the critic has inputs of its own.
+        """
+        inputs = inputs_of(x)
         if carry_NC is None:
-            inputs = inputs_of(x)
-            return self.policy_head(self._member(0, inputs.features), inputs.action_mask), None
-        distribution, _, carry_NC = self.step(x, carry_NC)
-        return distribution, carry_NC
+            return self.policy_head(self._actor(inputs), inputs.action_mask), None
+        if self.critic_hidden is None:
+            distribution, _, carry_NC = self.step(x, carry_NC)
+            return distribution, carry_NC
+        actor_NC, critic_NC = carry_NC.chunk(2, 1)
+        y_NH, actor_NC = self.cores[0].step(self._actor(inputs), actor_NC)  # type: ignore[operator]  # see above
+        return self.policy_head(y_NH, inputs.action_mask), torch.cat([actor_NC, critic_NC], 1)
 
     def value(self, x: Features, carry_NC: Tensor | None = None) -> Tensor:
         """Return only the value (N,)."""
         if carry_NC is not None:
             return self.step(x, carry_NC)[1]
-        return self.value_head(self._member(self.hidden.members - 1, inputs_of(x).features)).squeeze(-1)
+        inputs = inputs_of(x)
+        if self.critic_hidden is None:
+            critic_BH = self.hidden.member(self.hidden.members - 1, through(self.encoder, inputs.features))
+        else:
+            critic_BH = self._critic(inputs, through(self.encoder, inputs.features))
+        return self.value_head(critic_BH).squeeze(-1)
 
-    def _hidden(self, x_BF: Tensor) -> Tensor:
-        return self.hidden(through(self.encoder, x_BF))
+    def _hidden(self, inputs: Inputs) -> tuple[Tensor, ...]:
+        """Return the features of actor and critic, (B, H) each, or only one tensor if they are shared."""
+        encoded = through(self.encoder, inputs.features)
+        features = self.hidden(encoded).unbind(0)
+        return features if self.critic_hidden is None else (*features, self._critic(inputs, encoded))
 
-    def _member(self, k: int, x_BF: Tensor) -> Tensor:
-        return self.hidden.member(k, through(self.encoder, x_BF))
+    def _actor(self, inputs: Inputs) -> Tensor:
+        return self.hidden.member(0, through(self.encoder, inputs.features))
+
+    def _critic(self, inputs: Inputs, encoded: Tensor) -> Tensor:
+        if inputs.critic is None:
+            raise ValueError("the critic needs the entry 'critic_observation', which this observation lacks")
+        return self.critic_hidden(torch.cat((encoded, inputs.critic), 1))[0]  # type: ignore[misc]  # not None
 
     def _heads(self, inputs: Inputs, actor: Tensor, critic: Tensor | None = None) -> tuple[Distribution, Tensor]:
         value = self.value_head(actor if critic is None else critic).squeeze(-1)
         return self.policy_head(actor, inputs.action_mask), value
 
-    def _with_carry(self, x_K: Tensor, carry_NC: Tensor) -> zip[tuple[nn.Module, Tensor, Tensor]]:
+    def _with_carry(self, x_K: Sequence[Tensor], carry_NC: Tensor) -> zip[tuple[nn.Module, Tensor, Tensor]]:
         """Return each core with its input and its part of the carry."""
-        return zip(self.cores, x_K.unbind(0), carry_NC.chunk(len(self.cores), 1), strict=True)
+        return zip(self.cores, x_K, carry_NC.chunk(len(self.cores), 1), strict=True)
 
 
 LOG_STD = (-20.0, 2.0)  # range of an actor's log standard deviation

@@ -12,7 +12,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.encoder import Preprocessor, encoder_for, features_of, through
+from rein.networks.actor_critic import critic_features
+from rein.networks.encoder import Preprocessor, encoder_for, features_of
 from rein.networks.heads import ActionHead, action_head
 from rein.networks.mlp import Stack, orthogonal_linear
 from rein.networks.reserved import Features, inputs_of, mask_of
@@ -55,15 +56,17 @@ class ObservationNetwork(nn.Module):
         activation: str,
         *,
         masks: bool = False,
+        critic: bool = False,
     ) -> None:
         super().__init__()
-        self.preprocess = Preprocessor(observation_space, generator.device, masks=masks)
+        self.preprocess = Preprocessor(observation_space, generator.device, masks=masks, critic=critic)
         self.encoder = encoder_for(observation_space, generator)
-        self.hidden = Stack(1, features_of(self.encoder, self.preprocess.features), hidden, activation, generator)
+        inputs = features_of(self.encoder, self.preprocess.features) + self.preprocess.privileged
+        self.hidden = Stack(1, inputs, hidden, activation, generator)
 
     def features(self, x: Features) -> Tensor:
         """Return the features (B, H) of preprocessed observations."""
-        return self.hidden(through(self.encoder, inputs_of(x).features))[0]
+        return self.hidden(critic_features(self.encoder, x))[0]
 
 
 class ActorNetwork(ObservationNetwork):
@@ -97,7 +100,7 @@ class ValueNetwork(ObservationNetwork):
         hidden: Sequence[int],
         activation: str,
     ) -> None:
-        super().__init__(observation_space, generator, hidden, activation)
+        super().__init__(observation_space, generator, hidden, activation, critic=actions is None)
         self._of_states = actions is None
         self.head = orthogonal_linear(self.hidden.features, actions or 1, 1.0, generator)
 
@@ -133,7 +136,10 @@ def critic(
     hidden: Sequence[int] = (64, 64),
     activation: str = "tanh",
 ) -> ValueNetwork:
-    """Return a network from observations (B, ...) to the values (B,) of states."""
+    """Return a network from observations (B, ...) to the values (B,) of states.
+
+    If observations have the entry `critic_observation`, it is concatenated to the encoded observation.
+    """
     return ValueNetwork(observation_space, None, generator, hidden, activation)
 
 

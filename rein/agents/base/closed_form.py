@@ -39,7 +39,7 @@ def has_closed_form(networks: nn.Module) -> bool:
         return plain and isinstance(networks.head, nn.Linear)
     if not isinstance(networks, ActorCritic):
         return plain
-    head, plain = networks.policy_head, plain and not networks.cores
+    head, plain = networks.policy_head, plain and not networks.cores and networks.critic_hidden is None
     if isinstance(head, DiscreteHead):
         return plain and head.single
     if isinstance(head, ProductHead):
