@@ -20,6 +20,7 @@ from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.networks.actor_critic import Actor, Scale
 from rein.networks.encoder import EncoderFactory, Preprocessor, encoder_for
 from rein.networks.q_networks import QNetwork
+from rein.networks.reserved import inputs_of
 from rein.ops.exploration import boltzmann
 from rein.replay.replay import Sample
 from rein.types import Tree
@@ -36,7 +37,7 @@ class BC(DiscreteActions, ReplayAgent):
     `rein.offline_loop` trains BC on recorded data. Rewards, episode ends and next observations are ignored.
 
     Observations are flattened; images require Discrete actions or an `encoder`. The action space must be Discrete, or a
-    Box with finite bounds.
+    Box with finite bounds. The entry `action_mask` of a Dict observation masks invalid Discrete actions.
     """
 
     learning_starts: int = option(default=0)
@@ -79,9 +80,19 @@ class BC(DiscreteActions, ReplayAgent):
         """Update the actor with a batch."""
         networks = self.networks
         action = self.action_index(sample.action) if self._discrete else networks.scale.from_action(sample.action)
-        batch = Batch(networks.preprocess(sample.observation), action, weight=weight_B)
+        features = networks.preprocess(sample.observation)
+        if (mask_BA := inputs_of(features).action_mask) is not None:
+            _check_allowed(mask_BA, action)
+        batch = Batch(features, action, weight=weight_B)
         metrics = self._learner.step(batch, None, report=report)
         return metrics, metrics.pop("error")
+
+
+def _check_allowed(mask_BA: Tensor, action_B: Tensor) -> None:
+    """Raise ValueError if a recorded action is not valid. A row without a valid action counts as unmasked."""
+    allowed_B = mask_BA.gather(1, action_B.unsqueeze(1)).squeeze(1) | ~mask_BA.any(1)
+    if not bool(allowed_B.all()):
+        raise ValueError("BC: the data contains actions that are not valid according to their action_mask")
 
 
 class _ActorNetworks(nn.Module):

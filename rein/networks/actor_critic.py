@@ -110,8 +110,8 @@ class ActorCritic(nn.Module):
     def sequence(self, x: Features, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Distribution, Tensor]:
         """Return the results of `step` at each of T steps, starting with this carry. A reset zeroes the carry."""
         inputs = inputs_of(x)
-        hidden_K = self._hidden(map_tree(lambda part: part.flatten(0, 1), inputs))
-        hidden_K = [hidden_BH.unflatten(0, reset_TN.shape) for hidden_BH in hidden_K]
+        rows = map_tree(lambda part: part.flatten(0, 1), inputs)
+        hidden_K = [hidden_BH.unflatten(0, reset_TN.shape) for hidden_BH in self._hidden(rows)]
         seen = [core.sequence(x, c, reset_TN)[0] for core, x, c in self._with_carry(hidden_K, carry_NC)]  # type: ignore[operator]  # see above
         return self._heads(inputs, *seen)
 

@@ -26,8 +26,10 @@ from torch import Tensor, nn
 from rein.envs.base.contract import check_action
 from rein.envs.base.spaces import Codec
 from rein.errors import EnvironmentContractError
+from rein.networks.reserved import mask_of
 from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import AgentProtocol, Environment, Policy
+from rein.testing.environment import valid_actions
 from rein.testing.stateful import StatefulContract, copy_state, first_difference
 from rein.types import Transition
 
@@ -70,7 +72,10 @@ class AgentContract:
         json.dumps(agent.config, allow_nan=False)
 
     def test_actions_are_in_action_space(self) -> None:
-        """Actions of the agent and its policies have N rows in the action space and require no gradient."""
+        """Actions of the agent and its policies have N rows in the action space and require no gradient.
+
+        Action masks allow them.
+        """
         agent = self.make(0)
         for transition in self._stream()[:10]:
             for actor in (agent, agent.policy(), agent.policy(deterministic=False)):
@@ -84,6 +89,9 @@ class AgentContract:
                     raise AssertionError(str(error)) from error
                 for row in Codec("action", agent.action_space).split(action, self.num_envs):
                     assert agent.action_space.contains(row), f"{row} is not in {agent.action_space}"
+                if (mask := mask_of(transition.observation)) is not None:
+                    difference = first_difference(action, valid_actions(action, mask, agent.action_space))
+                    assert difference is None, f"the action mask does not allow the action {action}"
 
     def test_first_reset_does_not_change_actions(self) -> None:
         """A new agent acts and learns the same with and without a call of `observe_reset` at the first reset."""
@@ -234,8 +242,10 @@ class AgentContract:
         codec = Codec("action", space)
         observation, stream = environment.reset(), []
         for _ in range(self.steps):
-            action = codec.stack([space.sample() for _ in range(self.num_envs)])
-            now = environment.apply_action(to_device(action, environment.device))
+            action = to_device(codec.stack([space.sample() for _ in range(self.num_envs)]), environment.device)
+            if (mask := mask_of(observation)) is not None:
+                action = valid_actions(action, mask, space)
+            now = environment.apply_action(action)
             ends = now.reward, now.terminated, now.truncated, now.final_observation, now.valid
             stream.append(Transition(observation, None, *ends, {}))
             observation = now.observation

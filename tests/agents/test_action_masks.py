@@ -1,4 +1,4 @@
-"""Action masks of PPO, A2C and IMPALA: distributions, updates, and a masked gridworld.
+"""Action masks of PPO, A2C, IMPALA and BC: distributions, updates, and a masked gridworld.
 
 Shapes: T steps, N environments, B rows, L choices of all integers of an action.
 """
@@ -20,6 +20,7 @@ from rein.agents.base.closed_form import has_closed_form, policy_gradient
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import Coefficients, policy_loss
 from rein.agents.base.segments import Segments
+from rein.agents.bc import BC
 from rein.agents.impala import IMPALA
 from rein.agents.ppo import PPO
 from rein.networks.actor_critic import ActorCritic
@@ -29,6 +30,7 @@ from rein.networks.reserved import Inputs
 from rein.ops.trees import leaves, map_tree
 from rein.testing import AgentContract
 from rein.testing.stateful import first_difference
+from rein.training.offline import fill
 from rein.types import Transition
 from tests.envs.masked_grid import MaskedGrid
 
@@ -251,6 +253,50 @@ class TestA2C(TestPPO):
 
 class TestIMPALA(TestPPO):
     kind = IMPALA
+
+
+class TestBC(TestPPO):
+    bootstraps = False
+
+    def make(self, seed):
+        small = {"hidden": (16,), "batch_size": 16, "capacity": 512, "update_to_data": 0.125}
+        return BC(self.environment(1, 0), seed=seed, **small)
+
+
+class _IgnoresMasks(PPO):
+    def select_action(self, observation):
+        return super().select_action({**observation, "action_mask": torch.ones_like(observation["action_mask"])})
+
+
+def test_contract_fails_for_an_agent_that_ignores_masks() -> None:
+    class Ignoring(TestPPO):
+        kind = _IgnoresMasks
+
+    with pytest.raises(AssertionError, match="the action mask does not allow the action"):
+        Ignoring().test_actions_are_in_action_space()
+
+
+def test_bc_imitates_masked_actions() -> None:
+    environment = MaskedGrid(512, seed=0)
+    agent, observation = BC(environment, hidden=(32,), learning_rate=1e-2, seed=0), environment.reset()
+    action, rows = observation["action_mask"].argmax(1), torch.zeros(512)
+    transition = Transition(observation, action, rows, rows > 0, rows > 0, observation, rows == 0, {})
+    fill(agent, [transition])
+    agent.learn(200)
+    assert (agent.policy().select_action(observation)[0] == action).float().mean() > 0.95
+    exploring = agent.policy(deterministic=False)
+    for _ in range(20):
+        action, _ = exploring.select_action(observation)
+        assert observation["action_mask"].gather(1, action.unsqueeze(1)).all()
+
+
+def test_bc_refuses_recorded_actions_that_are_not_valid() -> None:
+    environment = MaskedGrid(512, seed=0)
+    agent, observation = BC(environment, seed=0), environment.reset()
+    action, rows = observation["action_mask"].argmin(1), torch.zeros(512)
+    fill(agent, [Transition(observation, action, rows, rows > 0, rows > 0, observation, rows == 0, {})])
+    with pytest.raises(ValueError, match="not valid according to their action_mask"):
+        agent.learn(1)
 
 
 SOLVERS: dict[str, Any] = {
