@@ -114,6 +114,10 @@ class Episodes(NamedTuple):
     terminated: Any  # (E,) bool
     truncated: Any  # (E,) bool
     final_observation: Tree  # (E, *O), or None if it was not recorded
+    options: Any = None  # (E,) bytes, reset options as JSON, empty without options; None if no episode has options
+
+
+EPISODE_COLUMNS = tuple(name for name in Episodes._fields if name not in ("final_observation", "options"))
 
 
 class Episode(NamedTuple):
@@ -130,6 +134,7 @@ class Episode(NamedTuple):
     truncated: bool
     fields: dict[str, Tree]  # name -> (length, ...): observation, action, reward, ...
     final_observation: Tree  # (*O), or None if it was not stored
+    options: dict[str, Any] | None = None  # options of the episode's reset
 
     def __repr__(self) -> str:
         end = "terminated" if self.terminated else "truncated"

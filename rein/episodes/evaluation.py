@@ -192,7 +192,7 @@ def _play(
     length_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
     terminated_N = torch.zeros(num_envs, dtype=torch.bool, device=device)
     truncated_N, active_N = terminated_N.clone(), ~terminated_N
-    seed_N = environment.episode_seeds.clone()
+    seed_N, options = environment.episode_seeds.clone(), getattr(environment, "episode_options", None)
     steps, observed = 0, not isinstance(policy, RandomPolicy)
     if recorder is not None:
         recorder.begin()
@@ -214,7 +214,7 @@ def _play(
             truncated_N |= active_N & ~terminated_N
         if recorder is not None:
             kept = valid_N & round.counted_N, truncated_N & valid_N & round.counted_N
-            recorder.record(observation, action, to_device(extras or {}, device), time_step, *kept, seed_N)
+            recorder.record(observation, action, to_device(extras or {}, device), time_step, *kept, seed_N, options)
         active_N = active_N & ~(terminated_N | truncated_N)
         observation = time_step.observation
         policy.reset((time_step.terminated | time_step.truncated).to(policy_device))

@@ -5,12 +5,13 @@ Shapes: N environments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from rein.episodes.statistics import EpisodeStatistics
+from rein.episodes.step import record_options
 from rein.ops.trees import map_tree
 from rein.protocols import Store
 from rein.replay.rollout import RowBuffer
@@ -52,8 +53,11 @@ class Recorder:
         valid: Tensor,
         truncated: Tensor,
         seed: Tensor,
+        options: Sequence[Mapping[str, Any] | None] | None = None,
     ) -> None:
-        """Record one step of all environments, on their device. `seed` (N,) are the seeds of their episodes.
+        """Record one step of all environments, on their device.
+
+        `seed` (N,) are the seeds of their episodes, and `options` the reset options.
 
         Raises ValueError if the number of environments differs, or if extras have the names of recorded fields.
         """
@@ -65,6 +69,8 @@ class Recorder:
         if taken := sorted(row.keys() & extras.keys()):
             raise ValueError(f"extras of the policy have reserved names {taken}; rename them")
         self._rows.append({**row, **extras})
+        if options is not None:
+            record_options(self._rows, options, row["terminated"] | row["truncated"])
         self._steps += 1
 
     def end(self, observation: Tree) -> None:

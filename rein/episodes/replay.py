@@ -186,9 +186,19 @@ def _play(
     agents = agents_per_world(environment)
     first = next(iter(chosen.values()))
     played = [chosen.get(index, first) for index in range(environment.num_envs // agents)]
-    seeds = [comparison.episode.seed for comparison in played for _ in range(agents)]
-    seeds_N = torch.tensor(seeds, dtype=torch.int64, device=environment.device)
-    observation, step = _on_host(environment.reset_to(seeds_N)), 0
+    by_row = [comparison.episode for comparison in played for _ in range(agents)]
+    seeds_N = torch.tensor([episode.seed for episode in by_row], dtype=torch.int64, device=environment.device)
+    options = [getattr(episode, "options", None) for episode in by_row]
+    if any(each is not None for each in options):
+        if not hasattr(environment, "set_options"):
+            raise ValueError(
+                f"episode {first.episode.id}: was recorded with reset options, but {type(environment).__name__} has no "
+                "set_options"
+            )
+        observation = environment.reset_to(seeds_N, options)
+    else:
+        observation = environment.reset_to(seeds_N)
+    observation, step = _on_host(observation), 0
     while True:
         for comparison in chosen.values():
             if comparison.is_open(step):

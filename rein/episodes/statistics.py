@@ -9,6 +9,7 @@ Shapes: T vector steps, N environments, E episodes, L transitions of an episode,
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -165,6 +166,7 @@ class EpisodeStatistics:
             episode_return=_column(ended, 2, np.float64),
             length=length_E,
             final_observation=at_end("next_observation") if stored else None,
+            options=np.array([rows.options.get(e[:2], "") for e in ended], "S") if rows.options else None,
             **flags,
         )
 
@@ -291,6 +293,7 @@ class CompletedEpisodes:
             truncated=bool(columns["truncated"][-1]),
             fields=columns,
             final_observation=final_observation,
+            options=json.loads(self._rows.options.get((self._rows.length - 1, environment), "null")),
         )
 
     def state_dict(self) -> dict[str, Any]:

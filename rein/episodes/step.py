@@ -5,7 +5,8 @@ Shapes: N environments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,6 +60,7 @@ def batch_step(
         known = StepState(known.observation, known.active, action, extras)
         known = _emit(state, known, "action_selected", emit)
         seed_N = environment.episode_seeds if rows is not None else None  # before the step, in which an episode may end
+        options = getattr(environment, "episode_options", None) if rows is not None else None
         received, time_step = _apply(agent, environment, known)
     if state.clocks.vector_steps == 0:
         check_time_step(time_step, environment.num_envs, environment.single_observation_space, finite=False)
@@ -89,7 +91,7 @@ def batch_step(
     clocks.updates = agent.updates
     known = _emit(state, known._replace(metrics=metrics), "model_optimized", emit)
     if rows is not None:
-        persist_trajectory(state, rows, seed_N)
+        persist_trajectory(state, rows, seed_N, options)
     known = _emit(state, known, "trajectory_persisted", emit)
     return known._replace(observation=time_step.observation)
 
@@ -145,11 +147,13 @@ def _conclude(state: State, known: StepState, time_step: TimeStep) -> StepState:
     return known._replace(time_step=time_step, transition=transition, active=active_N)
 
 
-def persist_trajectory(state: State, rows: RowBuffer, seed_N: Tensor | None) -> None:
+def persist_trajectory(
+    state: State, rows: RowBuffer, seed_N: Tensor | None, options: Sequence[Mapping[str, Any] | None] | None = None
+) -> None:
     """Append this step to the rows of the epoch.
 
     The raw reward is included from the first step in which a handler changed the reward. `seed_N` (N,) are the seeds of
-    the episodes to which the step belongs.
+    the episodes to which the step belongs, and `options` their reset options.
     """
     known: StepState = state.step_state
     transition: Any = known.transition
@@ -178,6 +182,15 @@ def persist_trajectory(state: State, rows: RowBuffer, seed_N: Tensor | None) -> 
     if derived:
         row.update(derived)
     rows.append(row)
+    if options is not None:
+        record_options(rows, options, (row["terminated"] | row["truncated"]) & row["valid"])
+
+
+def record_options(rows: RowBuffer, options: Sequence[Mapping[str, Any] | None], ended_N: Tensor) -> None:
+    """Record the reset options of the episodes that ended in the last row, `ended_N` (N,)."""
+    for environment in ended_N.nonzero().flatten().tolist():
+        if options[environment] is not None:
+            rows.options[rows.length - 1, environment] = json.dumps(options[environment])
 
 
 def _check_derived(derived: Any, num_envs: int) -> None:

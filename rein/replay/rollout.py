@@ -45,6 +45,7 @@ class RowBuffer:
         self.everything = everything
         self.derive = derive
         self.length = 0
+        self.options: dict[tuple[int, int], str] = {}  # (row, environment) of ended episodes: reset options as JSON
         self._capacity = min(capacity or 256, _BLOCK)
         self._storage: dict[str, Tree] = {}
         self._forms: dict[str, Any] = {}
@@ -126,10 +127,13 @@ class RowBuffer:
     def clear(self) -> None:
         """Remove the rows, and keep the memory. The next row may have other fields."""
         self.length = 0
+        self.options = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows so far."""
-        return {"length": self.length, "fields": self.fields() if self.length else {}}
+        options = [[*place, text] for place, text in self.options.items()]
+        state = {"length": self.length, "fields": self.fields() if self.length else {}}
+        return {**state, "options": options} if options else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned."""
@@ -146,6 +150,7 @@ class RowBuffer:
 
         self._keep({name: map_tree(stored, rows) for name, rows in state["fields"].items()})
         self.length = length
+        self.options = {(row, environment): text for row, environment, text in state.get("options", ())}
         self.everything = self.everything or "observation" in self  # all rows of an epoch have the same fields
 
 

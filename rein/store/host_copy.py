@@ -115,7 +115,8 @@ def _copy_episodes(episodes: Episodes, observed: bool) -> Episodes:
         shapes = {name: column.shape for name, column in columns.items()}
         raise ValueError(f"the columns of the episodes must be (E,), one entry for each episode; got {shapes}")
     final = episodes.final_observation if observed and count != (0,) else None
-    return Episodes(**columns, final_observation=_copy(final, "final_observation", count, []))
+    options = None if episodes.options is None else np.array(episodes.options, "S")
+    return Episodes(**columns, final_observation=_copy(final, "final_observation", count, []), options=options)
 
 
 def _column(values: Any, name: str, kind: Any) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium.spaces import Space
 
@@ -67,4 +68,6 @@ class MemoryStore:
 
 
 def _to_tensor(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "S":
+        return leaf.astype(str).tolist()
     return leaf if isinstance(leaf, (str, int, float)) else torch.from_numpy(leaf)

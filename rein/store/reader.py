@@ -30,11 +30,12 @@ from rein.store.format.trajectory_reader import (
     Table,
     join,
     open_content,
+    read_options,
     read_tree,
     take_rows,
 )
 from rein.store.rows import whole_episodes
-from rein.types import Episode, Episodes, Trajectory, Tree
+from rein.types import EPISODE_COLUMNS, Episode, Episodes, Trajectory, Tree
 
 if TYPE_CHECKING:
     from rein.store.datasets import Sequences, Transitions
@@ -147,6 +148,7 @@ class Run:
         for episodes that began in an epoch that the store did not keep.
         """
         empty = {name: np.zeros(0, f"{kind}8" if kind != "b" else bool) for name, kind in EPISODES.items()}
+        empty["options"] = np.zeros(0, "S1")
         table = join([content.episodes for content in self._contents] or [empty])
         return table | {"whole": whole_episodes(self._contents, table)}
 
@@ -314,10 +316,13 @@ def read_epoch(contents: Sequence[Content], rows: Sequence[Table], where: Any) -
     """Read one epoch. `rows` are the rows of its parts, each with its file number and its index in that file."""
     parts = [_read_part(contents[row["file"]], row) for row in rows]
     ended = [part.episodes for part in parts if len(part.episodes.id)] or [parts[0].episodes]
+    episodes: Episodes = map_tree(lambda *arrays: np.concatenate(arrays), *ended)
+    if not (episodes.options != b"").any():
+        episodes = episodes._replace(options=None)
     return parts[0]._replace(
         fields=join_fields([part.fields for part in parts], where),
         next_observation=parts[-1].next_observation,
-        episodes=map_tree(lambda *arrays: np.concatenate(arrays), *ended),
+        episodes=episodes,
     )
 
 
@@ -332,8 +337,12 @@ def read_episode(contents: Sequence[Content], row: Table, where: Any) -> Episode
     final = file.node("episodes", "final_observation")
     if final is not None:
         final = read_tree(final, lambda stored: file.read(stored, slice(index, index + 1))[0])
-    columns = {name: row[_on_disk(name)] for name in Episode._fields[:-2]}
-    return Episode(**columns, fields=fields, final_observation=final)
+    columns = {name: row[_on_disk(name)] for name in EPISODE_COLUMNS}
+    try:
+        options = read_options(row["options"])
+    except ValueError as error:
+        raise StoreError(f"{where}: episode {row['id']}: {error}") from error
+    return Episode(**columns, fields=fields, final_observation=final, options=options)
 
 
 def _read_rows(content: Content, first: int, stop: int, environment: int) -> Iterator[Tree]:
@@ -355,7 +364,7 @@ def _read_part(content: Content, row: Table) -> Trajectory:
     file, rows = content.file, slice(row["first_row"], row["first_row"] + row["length"])
     ended = np.flatnonzero(content.episodes["epoch"] == row["number"])
     chosen = slice(ended[0], ended[-1] + 1) if len(ended) else slice(0)
-    columns = {name: content.episodes[_on_disk(name)][chosen] for name in Episodes._fields[:-1]}
+    columns = {name: content.episodes[_on_disk(name)][chosen] for name in EPISODE_COLUMNS}
     final, following = file.node("episodes", "final_observation"), file.node("epochs", "next_observation")
     index = slice(row["index"], row["index"] + 1)
     if following is not None:
@@ -368,7 +377,7 @@ def _read_part(content: Content, row: Table) -> Trajectory:
         first_step=int(row["first_step"]),
         fields=read_tree(file.layout["trajectory"], lambda stored: file.read(stored, rows)),
         next_observation=following,
-        episodes=Episodes(**columns, final_observation=final),
+        episodes=Episodes(**columns, final_observation=final, options=content.episodes["options"][chosen]),
         metrics={name: float(value) for name, value in row["metrics"].items()},
         clocks={name: float(value) for name, value in row["clocks"].items()},
     )

@@ -12,7 +12,7 @@ import numpy as np
 
 from rein.store.folder import file_name
 from rein.store.format.layout import Stored
-from rein.store.format.trajectory_reader import Content
+from rein.store.format.trajectory_reader import Content, read_options
 from rein.store.format.trajectory_writer import Part
 
 _AT_ONCE = 16 << 20  # bytes decoded at a time
@@ -30,7 +30,7 @@ def check_file(content: Content) -> Iterator[str]:
     if (epochs["first_step"] < 0).any() or (np.diff(epochs["first_step"]) < epochs["length"][:-1]).any():
         yield "has epochs whose steps overlap"
     _decode_all(content, content.file.layout)
-    wrong = list(_check_episodes(content))
+    wrong = [*_check_episodes(content), *_check_options(content)]
     yield from wrong or (_check_rows(content) if content.rows else ())
 
 
@@ -103,6 +103,15 @@ def _check_episodes(content: Content) -> Iterator[str]:
         (~(table["terminated"] | table["truncated"]), "is neither terminated nor truncated"),
     ):
         yield from _report(content, wrong_E, problem)
+
+
+def _check_options(content: Content) -> Iterator[str]:
+    """Yield episodes whose reset options are not JSON."""
+    for id, text in zip(content.episodes["id"].tolist(), content.episodes["options"].tolist(), strict=True):
+        try:
+            read_options(text)
+        except ValueError as error:
+            yield f"episode {id}: {error}"
 
 
 def _check_rows(content: Content) -> Iterator[str]:

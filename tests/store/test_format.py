@@ -17,7 +17,9 @@ def path(tmp_path):
     store = HDF5Store(tmp_path / "run")
     store.write_run({"seed": 0})
     for epoch in (1, 2):
-        store.append(make_trajectory(epoch))
+        trajectory = make_trajectory(epoch)
+        options = [b'{"level": 1}'] * len(trajectory.episodes.id)
+        store.append(trajectory._replace(episodes=trajectory.episodes._replace(options=options)))
     store.close()
     return store.path / "trajectories" / "000001-000002.h5"
 

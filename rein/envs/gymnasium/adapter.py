@@ -10,7 +10,7 @@ import difflib
 import logging
 import re
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import gymnasium
@@ -29,6 +29,7 @@ from rein.envs.base.contract import (
     restored,
 )
 from rein.envs.base.masks import check_masks
+from rein.envs.base.options import Options, ResetOptions, as_keywords
 from rein.envs.base.seeding import HostEpisodeSeeds
 from rein.envs.base.spaces import Codec, column, representation
 from rein.envs.gymnasium.history import ActionHistory
@@ -252,6 +253,7 @@ class GymnasiumEnvironment:
         self._name = name_of(id_or_factory)
         self._make_kwargs = make_kwargs
         self._seeds = HostEpisodeSeeds(num_envs, seed)
+        self._options = ResetOptions(num_envs)
         self._envs: list[Any] = _make_all(id_or_factory, make_kwargs, num_envs)
         self._action_mask = action_mask
         if action_mask:
@@ -279,6 +281,30 @@ class GymnasiumEnvironment:
         return self._seeds.current
 
     @property
+    def episode_options(self) -> list[dict[str, Any] | None] | None:
+        """Options with which the current episodes began, one entry for each environment; None if none were set."""
+        return self._options.current
+
+    def set_options(
+        self, options: Options | Sequence[Options | None] | None, environments: Iterable[int] | None = None
+    ) -> None:
+        """Set the options that `reset` of an environment gets, for a curriculum.
+
+        They are used from the next reset on, also after the end of an episode, and do not affect the current episodes.
+        They are stored with each episode and saved in checkpoints.
+
+        Args:
+            options: dictionary of numbers, strings, lists and dictionaries for all chosen environments, a list with one
+                dictionary for each, or None for no options.
+            environments: indices of the environments. By default all.
+
+        Raises:
+            TypeError: if the options are not JSON values.
+            ValueError: if there is no environment with such an index, or if the list has another length.
+        """
+        self._options.set(options, environments)
+
+    @property
     def awaits_reset(self) -> bool:
         """Whether `reset` must be called before a step: before the first reset, and after a resume without episodes."""
         return self._observation is None
@@ -302,9 +328,15 @@ class GymnasiumEnvironment:
             self._seeds.restart(seed)
         return self._begin([self._seeds.advance(index) for index in range(self.num_envs)])
 
-    def reset_to(self, episode_seeds: Tensor) -> Tree:
-        """Begin the episodes with these seeds (N,), for a replay. Later episodes are seeded as usual."""
-        return self._begin(self._seeds.override(episode_seeds))
+    def reset_to(self, episode_seeds: Tensor, options: Sequence[Options | None] | None = None) -> Tree:
+        """Begin the episodes with these seeds (N,), for a replay. Later episodes are seeded as usual.
+
+        `options` are the reset options of these episodes. By default they are those of `set_options`.
+        """
+        seeds = self._seeds.override(episode_seeds)
+        if options is not None:
+            self._options.override(options)
+        return self._begin(seeds, again=options is not None)
 
     def reset_where(self, mask: Tensor) -> Tree:
         """Begin the next episode where `mask` (N,) is True. Returns the current observation of all environments.
@@ -384,6 +416,7 @@ class GymnasiumEnvironment:
         """Return the seeds of the current episodes and, if they are replayable, their actions so far."""
         return {
             "seeds": self._seeds.state_dict(),
+            "options": self._options.state_dict(),
             "observation": self._observation,
             **self._history.state_dict(),
         }
@@ -395,6 +428,7 @@ class GymnasiumEnvironment:
         differs from the saved one.
         """
         self._seeds.load_state_dict(state["seeds"])
+        self._options.load_state_dict(state["options"])
         self._observation = None
         saved, actions = state["observation"], state["actions"]
         steps = restored(state, "steps", self._seeds.current).tolist()
@@ -478,9 +512,9 @@ class GymnasiumEnvironment:
     def _check_masks(self, observation: Tree, rows: Sequence[int]) -> None:
         check_masks(observation, self.single_observation_space, self.single_action_space, rows=rows)
 
-    def _begin(self, seeds: Sequence[int]) -> Tree:
-        rows = range(self.num_envs)
-        self._observation = self._observed([self._begin_one(*begin) for begin in enumerate(seeds)], rows)
+    def _begin(self, seeds: Sequence[int], again: bool = False) -> Tree:
+        begun = [self._begin_one(index, seed, again) for index, seed in enumerate(seeds)]
+        self._observation = self._observed(begun, range(self.num_envs))
         return self._observation
 
     def _begin_where(self, ended_R: np.ndarray[Any, Any], observations: list[Any], rows: Sequence[int]) -> Tree:
@@ -488,10 +522,12 @@ class GymnasiumEnvironment:
             observations[place] = self._begin_one(rows[place], self._seeds.advance(rows[place]))
         return self._observations.stack(observations, rows)
 
-    def _begin_one(self, index: int, seed: int) -> Any:
+    def _begin_one(self, index: int, seed: int, again: bool = False) -> Any:
+        """Begin an episode with the next options of the environment, or with `again` with its current options."""
         self._history.clear(index)
+        options = self._options.of(index) if again else self._options.begin(index)
         try:
-            result = self._envs[index].reset(seed=seed)
+            result = self._envs[index].reset(seed=seed, **as_keywords(options))
         except Exception as error:  # re-raised with a note
             self._note(error, index, ", in its reset")
             raise
@@ -505,7 +541,7 @@ class GymnasiumEnvironment:
         for path, leaf in leaves(taken, f"actions.{index}"):
             if len(leaf) != steps:
                 raise ValueError(f"{path}: the state has {len(leaf)} actions, but {steps} steps were taken")
-        observation = self._begin_one(index, self._seeds.of(index))
+        observation = self._begin_one(index, self._seeds.of(index), again=True)
         actions = self._actions.split(taken, steps)
         step = -1
         try:

@@ -10,7 +10,7 @@ import copy
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from rein.envs.base.contract import check_action, check_observation, checked_num_envs
 from rein.envs.base.masks import check_masks
+from rein.envs.base.options import Options, ResetOptions, as_keywords
 from rein.envs.base.seeding import UNKNOWN, HostEpisodeSeeds
 from rein.envs.base.spaces import Codec, cast, layout, representation, rounded_bounds, widened
 from rein.envs.gymnasium.adapter import RESET, STEP, Source, as_json, check_parts, make, missing_values, name_of
@@ -301,6 +302,7 @@ class GymnasiumVectorEnvironment:
         self.num_envs = checked_num_envs(self._environment.num_envs)
         self.device = torch.device("cpu")
         self._seeds = HostEpisodeSeeds(self.num_envs, seed)
+        self._options = ResetOptions(self.num_envs)
         self._takes_seeds = isinstance(self._environment.unwrapped, SyncVectorEnv | AsyncVectorEnv)  # one per row
         self.single_observation_space = self._environment.single_observation_space
         self.single_action_space = self._environment.single_action_space
@@ -362,6 +364,26 @@ class GymnasiumVectorEnvironment:
         return torch.full((self.num_envs,), UNKNOWN, dtype=torch.int64, device="cpu")
 
     @property
+    def episode_options(self) -> list[dict[str, Any] | None] | None:
+        """Options with which the current episodes began, one entry for each environment; None if none were set."""
+        return self._options.current
+
+    def set_options(
+        self, options: Options | Sequence[Options | None] | None, environments: Iterable[int] | None = None
+    ) -> None:
+        """Set the options that `reset` of an environment gets, see `GymnasiumEnvironment.set_options`.
+
+        Environments with different options are reset by separate calls. Raises ValueError if the source resets its
+        episodes itself, because Gymnasium then resets without options.
+        """
+        if self._mode is not AutoresetMode.DISABLED:
+            raise ValueError(
+                f"{self._name}: set_options needs the autoreset mode DISABLED, because the source resets its episodes"
+                f" itself in {self._mode.name}; give autoreset_mode='DISABLED', or use rein.make(id, processes=True)"
+            )
+        self._options.set(options, environments)
+
+    @property
     def awaits_reset(self) -> bool:
         """Whether `reset` must be called before a step: before the first reset, and after a resume."""
         return self._observation is None
@@ -383,7 +405,9 @@ class GymnasiumVectorEnvironment:
         """Begin a new episode of every environment, from episode 0 if `seed` is given. Returns the observation."""
         if seed is not None:
             self._seeds.restart(seed)
-        observation, info = self._parts("reset", RESET, seed=self._next_seeds())
+        seeds, all_N = self._next_seeds(), ~self._false_N
+        (_, options), *others = self._groups(all_N)
+        observation, info = self._parts("reset", RESET, seed=seeds, **as_keywords(options))
         self._resets_N = self._false_N
         if self._warns:
             self._warns = False
@@ -391,6 +415,9 @@ class GymnasiumVectorEnvironment:
         if self._masks is not None:
             check_has_mask(self._name, info)
         self._observation = self._folded(self._observations.tensors(observation), info)
+        for chosen_N, options in others:  # the call above has reset them with the options of the first group
+            begun = self._reset_group(chosen_N, seeds if self._takes_seeds else None, options)
+            self._observation = _where(chosen_N, begun, self._observation)
         self._check_masks()
         return self._observation
 
@@ -455,7 +482,7 @@ class GymnasiumVectorEnvironment:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seed and the episode counters. The state within an episode is not available."""
-        return {"seeds": self._seeds.state_dict()}
+        return {"seeds": self._seeds.state_dict(), "options": self._options.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the seed and the episode counters. `reset` must be called next, and begins new episodes.
@@ -463,6 +490,7 @@ class GymnasiumVectorEnvironment:
         Raises ValueError for another number of environments.
         """
         self._seeds.load_state_dict(state["seeds"])
+        self._options.load_state_dict(state["options"])
         self._observation = None
         if self._seeds.started:
             logger.warning("%s is not replayable: open episodes are lost, and reset() begins new ones", self._name)
@@ -515,7 +543,7 @@ class GymnasiumVectorEnvironment:
             if self._mode is AutoresetMode.SAME_STEP:
                 final_observation = self._final_observation(source, info, ended_N)
                 return _where(ended_N, self._folded(final_observation, info.get("final_info", {})), observation)
-            self._observation = _where(ended_N, self._reset_where(ended_N), observation)
+            self._reset_where(ended_N)
         return observation
 
     def _folded(self, observation: Tree, info: Any) -> Tree:
@@ -526,12 +554,28 @@ class GymnasiumVectorEnvironment:
         spaces_ = self.single_observation_space, self.single_action_space
         check_masks(self._observation, *spaces_, must_act=~self._resets_N)
 
-    def _reset_where(self, ended_N: np.ndarray[Any, Any]) -> Tree:
+    def _groups(self, mask_N: np.ndarray[Any, Any]) -> list[tuple[np.ndarray[Any, Any], dict[str, Any] | None]]:
+        """Begin the next options where `mask_N` is True. Returns the rows (N,) of each different options."""
+        begun = {index: self._options.begin(index) for index in mask_N.nonzero()[0].tolist()}
+        groups: list[tuple[np.ndarray[Any, Any], dict[str, Any] | None]] = []
+        for index, options in begun.items():
+            rows_N = next((rows_N for rows_N, known in groups if known == options), None)
+            if rows_N is None:
+                groups.append((rows_N := self._false_N.copy(), options))
+            rows_N[index] = True
+        return groups
+
+    def _reset_where(self, ended_N: np.ndarray[Any, Any]) -> None:
         """Reset ended episodes in the mode DISABLED."""
         seeds = None
         if self._takes_seeds:
             seeds = [self._seeds.advance(index) if ended else None for index, ended in enumerate(ended_N.tolist())]
-        options = {"reset_mask": ended_N.copy()}  # new objects: the call modifies and may keep them
+        for chosen_N, options in self._groups(ended_N):
+            self._observation = _where(chosen_N, self._reset_group(chosen_N, seeds, options), self._observation)
+
+    def _reset_group(self, rows_N: np.ndarray[Any, Any], seeds: Any, options: dict[str, Any] | None) -> Tree:
+        """Reset the environments in `rows_N` (N,) with the same options. The other rows of the result are undefined."""
+        options = {**(options or {}), "reset_mask": rows_N.copy()}  # the call modifies and may keep new objects
         observation, info = self._parts("reset", RESET, seed=seeds, options=options)
         return self._folded(self._observations.tensors(observation), info)
 

@@ -8,7 +8,7 @@ Shapes: N environments, O one observation, A one action.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Any, TypeVar, cast
 
@@ -17,6 +17,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.envs.base.options import Options
 from rein.envs.base.spaces import representation
 from rein.ops.trees import map_tree
 from rein.types import Group, TimeStep, Tree
@@ -133,9 +134,22 @@ class Wrapper:
         """Begin the next episode of every environment, from episode 0 if `seed` is given. Returns the observation."""
         return self._begin(self.inner.reset(seed), None)
 
-    def reset_to(self, episode_seeds: Tensor) -> Tree:
+    @property
+    def episode_options(self) -> list[dict[str, Any] | None] | None:
+        """Options with which the current episodes began; None if none were set."""
+        return getattr(self.inner, "episode_options", None)
+
+    @where_inside
+    def set_options(
+        self, options: Options | Sequence[Options | None] | None, environments: Iterable[int] | None = None
+    ) -> None:
+        """Set the reset options of the next episodes. Raises AttributeError if the inner environment has none."""
+        self.inner.set_options(options, environments)
+
+    def reset_to(self, episode_seeds: Tensor, options: Sequence[Options | None] | None = None) -> Tree:
         """Begin the episodes with these seeds (N,), for a replay. Later episodes are seeded as usual."""
-        return self._begin(self.inner.reset_to(episode_seeds), None)
+        more = () if options is None else (options,)
+        return self._begin(self.inner.reset_to(episode_seeds, *more), None)
 
     @property
     def reset_where(self) -> Callable[[Tensor], Tree]:

@@ -5,6 +5,7 @@ Also joins tables of many files. Shapes: R rows of the file, K epochs, E episode
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,6 +62,8 @@ def read_content(file: MappedFile) -> Content:
         epochs[kind] = {decode_name(name): _column(file, table[kind], name, "f") for name in table[kind]}
     table = file.layout["episodes"]
     episodes = {name: _column(file, table, name, kind) for name, kind in EPISODES.items()}
+    known = "options" in table
+    episodes["options"] = _column(file, table, "options", "S") if known else np.zeros(len(episodes["id"]), "S1")
     content = Content(file, epochs, episodes, dict(_fields(file.layout["trajectory"])))
     _check(content)
     return content
@@ -122,6 +125,17 @@ def _check_observations(content: Content, node: Any, lead: tuple[int, ...]) -> N
         s.shape != (*lead, *rows[p].shape[2:]) or s.dtype != rows[p].dtype for p, s in mine.items()
     ):
         raise ValueError("its final or next observations do not fit its observations")
+
+
+def read_options(text: bytes) -> dict[str, Any] | None:
+    """Return the reset options of an episode, or None. Raises ValueError if they are not a JSON dictionary."""
+    try:
+        options = json.loads(text) if text else None
+    except (ValueError, RecursionError):
+        options = text
+    if options is not None and not isinstance(options, dict):
+        raise ValueError(f"its reset options are not a JSON dictionary: {options!r:.80}")
+    return options
 
 
 def read_tree(node: Any, read: Callable[[Stored], np.ndarray]) -> Any:

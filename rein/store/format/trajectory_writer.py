@@ -30,7 +30,7 @@ from rein.store.format.objects import (
 )
 from rein.store.format.sealed import FORMAT, Memory, compose
 from rein.store.format.views import Shown, interpretation, write_views
-from rein.types import Episodes, Trajectory, Tree
+from rein.types import EPISODE_COLUMNS, Trajectory, Tree
 
 _SMALL = 4096  # bytes; for smaller datasets, a chunk index costs more than gzip gains
 _LARGE = 1 << 16  # bytes; a write to a dataset costs as much as copying this many bytes
@@ -224,9 +224,12 @@ def _write_episodes(group: h5py.Group, epochs: Sequence[Trajectory]) -> tuple[h5
     numbers = np.array([epoch.epoch for epoch in epochs], np.int64)
     _write(group, "epoch", np.repeat(numbers, [len(e.id) for e in episodes]))
     written: dict[str, h5py.Dataset] = {}
-    for name in Episodes._fields[:-1]:
+    for name in EPISODE_COLUMNS:
         column = np.concatenate([getattr(e, name) for e in episodes])
         written[name] = _write(group, "return" if name == "episode_return" else name, column)
+    if any(e.options is not None for e in episodes):
+        texts = [np.zeros(len(e.id), "S1") if e.options is None else e.options for e in episodes]
+        _write(group, "options", np.concatenate(texts))
     last_step, returns = written["last_step"], written["episode_return"]
     set_attributes(last_step, units="step", long_name="vector step in which the episode ended")
     set_attributes(returns, long_name="episode return")
