@@ -9,7 +9,7 @@ from rein.loop import Loop
 from rein.recipes.base import Builder, recipe
 
 
-@recipe("Taxi-v4", QLearning, learning_rate=0.5, epochs=100, iterations=125)
+@recipe("Taxi-v4", QLearning, learning_rate=0.5, epochs=100, iterations=125, action_mask=False)
 def taxi(
     build: Builder,
     num_envs: int = 16,

@@ -22,6 +22,7 @@ from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.envs.gymnasium.adapter import rebuild
 from rein.envs.gymnasium.masks import _warned
 from rein.envs.wrappers.observations import FlattenObservation, FrameStack, observation_history
+from rein.integrations.minari import MinariData, export_minari
 from rein.networks.heads import check_mask
 from rein.networks.reserved import ACTION_MASK
 from rein.ops.random import generator
@@ -391,10 +392,8 @@ class TestVector(EnvironmentContract):
 
 
 def test_stored_masks_are_read_again(tmp_path: Path) -> None:
-    environment = rein.make(Masked, N, 0, action_mask=True)
+    environment = rein.make(functools.partial(Masked, form="first"), N, 0, action_mask=True)
     agent = rein.PPO(environment, seed=0, rollout_steps=4)
-    environment.close()
-    environment = rein.make(functools.partial(Masked, form="first"), N, 0, action_mask=True)  # accepts every action
     loop = rein.training_loop(agent, environment, tmp_path / "run", epochs=1, iterations=20)
     loop.run()
     run = rein.open_run(tmp_path / "run")
@@ -404,6 +403,23 @@ def test_stored_masks_are_read_again(tmp_path: Path) -> None:
     assert mask.dtype == np.int8
     assert not mask[0].all()
     assert mask[1:].all()
+
+
+def test_minari_carries_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+    environment = rein.make(Masked, N, 0, action_mask=True)
+    agent = rein.PPO(environment, seed=0, rollout_steps=20)
+    rein.training_loop(agent, environment, tmp_path / "run", epochs=1, iterations=20).run()
+    run = rein.open_run(tmp_path / "run")
+    export_minari(run, "masked/test-v0", environment.single_observation_space, environment.single_action_space)
+    (batch,) = MinariData("masked/test-v0").chunks()
+    episodes = [run.episode(id) for id in run.episodes["id"].tolist()]
+    for field in ("observation", "action_mask"):
+        expected = np.concatenate([episode.fields["observation"][field] for episode in episodes])
+        assert np.array_equal(batch.observation[field].numpy(), expected)
+    chosen = batch.observation["action_mask"].gather(1, batch.action[:, None] - 2)
+    assert chosen.all()
+    assert not batch.next_observation["action_mask"][batch.terminated].any()
 
 
 def test_worker_gets_arrays_of_shape_empty() -> None:
