@@ -22,6 +22,7 @@ from rein.agents.base.deterministic import deterministic_actor_loss
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import critic_loss
 from rein.agents.sac import soft_actor_loss
+from rein.envs.cartpole import CartPole
 from rein.envs.probes import Reach
 from rein.envs.wrappers import Wrapper
 from rein.networks.actor_critic import Actor, Critics
@@ -38,13 +39,14 @@ NAMES = [kind.__name__ for kind in AGENTS]
 
 
 class Asymmetric(Wrapper):
-    """Reach whose observation is the first coordinate, and whose critic observation is the whole state."""
-
-    def __init__(self, num_envs: int, seed: int) -> None:
-        self.inner = Reach(num_envs, dimensions=2, seed=seed, max_episode_steps=7)
-        self.single_observation_space = SPACE
+    """Environment whose observation is the first number, and whose critic observation is all of them."""
 
     single_observation_space: Any = None
+
+    def __init__(self, inner: Any) -> None:
+        hidden = inner.single_observation_space
+        self.inner = inner
+        self.single_observation_space = spaces.Dict({"observation": SEEN, "critic_observation": hidden})
 
     @property
     def config(self) -> dict[str, Any]:
@@ -57,6 +59,14 @@ class Asymmetric(Wrapper):
         step = self._step_inner(action, mask)
         first, last = self._begin(step.observation, None), self._begin(step.final_observation, None)
         return step._replace(observation=first, final_observation=last)
+
+
+def reach(num_envs: int, seed: int) -> Asymmetric:
+    return Asymmetric(Reach(num_envs, dimensions=2, seed=seed, max_episode_steps=7))
+
+
+def cartpole(num_envs: int, seed: int) -> Asymmetric:
+    return Asymmetric(CartPole(num_envs, seed=seed, max_episode_steps=7))
 
 
 class TestSAC(AgentContract):
@@ -73,7 +83,7 @@ class TestSAC(AgentContract):
         return self.kind(SPACE, ACTION, seed=seed, **SMALL, **self.options)
 
     def environment(self, num_envs, seed):
-        return Asymmetric(num_envs, seed)
+        return reach(num_envs, seed)
 
 
 class TestTD3(TestSAC):
@@ -81,8 +91,18 @@ class TestTD3(TestSAC):
     options: ClassVar[dict[str, Any]] = {"update_to_data": 0.25}
 
 
+class TestDiscreteSAC(TestSAC):
+    options: ClassVar[dict[str, Any]] = {"update_to_data": 0.25, "normalize_observation": True}
+
+    def make(self, seed):
+        return rein.DiscreteSAC(self.environment(1, 0), seed=seed, **SMALL, **self.options)
+
+    def environment(self, num_envs, seed):
+        return cartpole(num_envs, seed)
+
+
 def trained(kind: Any, **options: Any) -> Any:
-    env = Asymmetric(4, 0)
+    env = cartpole(4, 0) if kind is rein.DiscreteSAC else reach(4, 0)
     agent = kind(env, seed=0, **{**SMALL, **options})
     loop = rein.training_loop(agent, env)
     loop.run(epochs=1, iterations=15)
@@ -161,6 +181,27 @@ def test_target_of_a_deterministic_agent_matches_definition(kind: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_discrete_sac_separates_the_inputs_of_actor_and_critics() -> None:
+    agent = trained(rein.DiscreteSAC, gamma=0.8, normalize_observation=False)
+    networks, sample = agent.networks, agent.replay.sample(30, generator(0, "test"), gamma=0.8)
+    after = sample.next_observation
+    found = agent._target(sample, networks.preprocess(after), torch.tensor(0.7))
+    log_prob = networks.actor(after["observation"]).log_probs
+    weight, bias = networks.target_critics.hidden.layers
+    input = torch.cat([after["observation"], after["critic_observation"]], 1)
+    value = torch.stack(
+        [
+            torch.relu(input @ weight[k] + bias[k]) @ networks.target_critics.weight[k]
+            + networks.target_critics.bias[k]
+            for k in range(2)
+        ]
+    ).amin(0)
+    expected = sample.reward + 0.8 * (log_prob.exp() * (value - 0.7 * log_prob)).sum(1) * ~sample.terminated
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    policy = agent.policy()
+    assert torch.equal(policy.select_action(after)[0], policy.select_action(after["observation"])[0])
+
+
 def batch_of(**columns: Any) -> Batch:
     drawn = torch.Generator().manual_seed(3)
     x, critic = (torch.randn(37, size, generator=drawn, dtype=torch.float64) for size in (5, 4))
@@ -235,7 +276,7 @@ def test_critic_observation_of_any_space() -> None:
 
 
 def run(path: Path, epochs: int) -> Any:
-    env = Asymmetric(4, 0)
+    env = reach(4, 0)
     agent = rein.SAC(env, seed=0, **SMALL, normalize_observation=True)
     store = rein.HDF5Store(path, exist="resume")
     loop = rein.training_loop(agent, env, store)
