@@ -18,6 +18,7 @@ from rein import testing as testing
 from rein import training as training
 from rein import types as types
 from rein.agents import *
+from rein.envs.gymnasium.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
 from rein.envs.make import make as make
 from rein.episodes import Evaluation as Evaluation
 from rein.episodes import batch_step as batch_step
