@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import rein
+from rein.envs.wrappers import ScaleReward
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "asymmetric.py"))
 SEEDS = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
@@ -29,8 +30,9 @@ def steps_to_solve(
 ) -> int | None:
     """Train until the greedy policy reaches the return `solved`. Returns the env steps; None if `limit` is reached."""
     sensors = EXAMPLE["Sensors"](EXAMPLE["NoisyReach"](num_envs, seed=seed, **task), privileged)
-    agent = kind(sensors, seed=seed, gamma=GAMMA, **options)
-    loop = rein.training_loop(agent, sensors)
+    environment = ScaleReward(sensors, options.pop("scale", 1.0))
+    agent = kind(environment, seed=seed, gamma=GAMMA, **options)
+    loop = rein.training_loop(agent, environment)
     for epoch in range(1, limit // every + 1):
         loop.run(epochs=epoch, iterations=every // num_envs)
         if EXAMPLE["mean_return"](agent, **task) >= solved:
@@ -45,8 +47,21 @@ def sac(seed: int, privileged: bool, limit: int) -> int | None:
     return steps_to_solve(rein.SAC, seed, privileged, limit=limit, **task, **networks, **replay)
 
 
+def ppo(seed: int, privileged: bool, limit: int) -> int | None:
+    options = {"learning_rate": 1e-3, "rollout_steps": 20, "update_epochs": 10, "value_coefficient": 2.0, "scale": 0.05}
+    task = {"num_envs": 32, "task": {"noise": 0.5, "speed": 0.02}, "solved": -12.2, "every": 3200}
+    return steps_to_solve(rein.PPO, seed, privileged, limit=limit, **task, **options)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_sac_needs_fewer_steps_with_a_critic_observation(seed: int) -> None:
     steps = sac(seed, True, 4_000)
     assert steps is not None
     assert sac(seed, False, steps) is None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_ppo_needs_fewer_steps_with_a_critic_observation(seed: int) -> None:
+    steps = ppo(seed, True, 48_000)
+    assert steps is not None
+    assert ppo(seed, False, steps) is None
