@@ -17,7 +17,7 @@ from rein.schedules import Schedule
 class A2C(OnPolicyAgent):
     """Synchronous advantage actor-critic (Mnih et al. 2016): one policy-gradient update per rollout.
 
-    Supports the same observation and action spaces and action masks as PPO. The paper uses the optimizer
+    Supports the same spaces, action masks and critic observations as PPO. The paper uses the optimizer
     `functools.partial(torch.optim.RMSprop, alpha=0.99, eps=1e-5)`.
     """
 

@@ -27,7 +27,7 @@ class IMPALA(OnPolicyAgent):
     With a recurrent `core`, bootstrap values are computed by the current networks from the carry recorded while acting.
     These values are exact in the first pass only.
 
-    Supports the same observation and action spaces and action masks as PPO.
+    Supports the same spaces, action masks and critic observations as PPO.
     """
 
     vtrace_lambda: float = option(

@@ -39,7 +39,8 @@ class PPO(OnPolicyAgent):
     Images are processed by a CNN, other observations are flattened. Every action space of tensors is supported:
     Discrete, MultiDiscrete, MultiBinary, Box, and Dict and Tuple of these. Integers of a Box are categorical actions,
     other numbers are Gaussian. The components of a Dict or Tuple are independent given the observation. The entry
-    `action_mask` of a Dict observation masks invalid actions.
+    `action_mask` of a Dict observation masks invalid actions, and the entry `critic_observation` is an input of the
+    critic only.
     """
 
     gae_lambda: float = option(default=0.95)

@@ -18,6 +18,7 @@ from rein.envs.cartpole import CartPole
 from rein.networks.recurrent import GRU
 from rein.ops import backend
 from rein.ops.trees import leaves, map_tree
+from tests.envs.masked_grid import MaskedGrid
 
 CPU = torch.device("cpu")
 
@@ -59,20 +60,21 @@ def test_results_are_not_overwritten_by_the_next_call(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("agent", "options"),
+    ("agent", "options", "kind"),
     [
-        (PPO, {"minibatches": 2, "micro_batch": 8}),
-        (PPO, {"minibatches": 2, "shared": True, "precision": "bfloat16"}),
-        (PPO, {"minibatches": 2, "core": functools.partial(GRU, features=8)}),
-        (A2C, {}),
-        (PQN, {"minibatches": 2}),
+        (PPO, {"minibatches": 2, "micro_batch": 8}, CartPole),
+        (PPO, {"minibatches": 2, "shared": True, "precision": "bfloat16"}, CartPole),
+        (PPO, {"minibatches": 2, "core": functools.partial(GRU, features=8)}, CartPole),
+        (A2C, {}, CartPole),
+        (PQN, {"minibatches": 2}, CartPole),
+        (PPO, {"minibatches": 2}, MaskedGrid),
     ],
 )
 def test_agent_learns_the_same_with_graphs(
-    agent: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    agent: Any, options: dict[str, Any], kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def learned(compile: bool) -> tuple[list[torch.Tensor], list[Any]]:
-        environment = CartPole(num_envs=4, seed=0)
+        environment = kind(num_envs=4, seed=0)
         spaces = environment.single_observation_space, environment.single_action_space
         made = agent(*spaces, rollout_steps=8, hidden=(8,), seed=0, compile=compile, **options)
         final = rein.train(made, environment, epochs=3, iterations=8, seed=0)
