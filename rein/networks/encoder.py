@@ -9,7 +9,7 @@ Shapes: N environments, B rows, F features, K one-hot vectors in a row.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -353,22 +353,57 @@ def encoder_for(
     space = visible_space(space)
     if factory is None:
         return default_encoder(space, generator)
+
+    def trial(module: nn.Module) -> None:
+        _try(module, space, generator.device)
+
+    return from_factory("encoder", factory, {"observation_space": space}, generator, trial)
+
+
+def from_factory(
+    option: str,
+    factory: Callable[..., Any],
+    of_spaces: Mapping[str, spaces.Space[Any]],
+    generator: torch.Generator,
+    trial: Callable[[nn.Module], None],
+) -> nn.Module:
+    """Return a copy of the module that `factory(*spaces, generator)` returns, on the device of the generator.
+
+    Layers that draw from torch's global generator draw from `generator` here; the global generator does not change.
+
+    Args:
+        option: Name of the agent's option, for error messages.
+        factory: Factory of the module.
+        of_spaces: Spaces that the factory receives, by the names of its arguments.
+        generator: Source of the initial parameters.
+        trial: Function that calls the module and raises ValueError for an unsuitable output. Lazy layers, such as
+            `nn.LazyLinear`, are initialized by this call.
+
+    Raises:
+        TypeError: If `factory` is not a factory, or does not return a module.
+        ValueError: If the output of a layer varies between calls.
+    """
     if isinstance(factory, nn.Module) or not callable(factory):
         kind = "a module" if isinstance(factory, nn.Module) else repr(factory)
         raise TypeError(
-            f"encoder is {kind}: pass a factory that is called as encoder(observation_space, generator) and returns "
-            "the module, such as a class, a function or a functools.partial"
+            f"{option} is {kind}: pass a factory that is called as {option}({', '.join(of_spaces)}, generator) and "
+            "returns the module, such as a class, a function or a functools.partial"
         )
     with torch.random.fork_rng(devices=[]):
         seed = torch.randint(2**31 - 1, (), generator=generator, device=generator.device)
         torch.default_generator.manual_seed(int(seed))
-        module = factory(space, generator)
+        module = factory(*of_spaces.values(), generator)
         if not isinstance(module, nn.Module):
-            raise TypeError(
-                f"encoder: expected a torch.nn.Module with `features` from the factory, got {type(module).__name__}"
-            )
+            raise TypeError(f"{option}: expected a torch.nn.Module from the factory, got {type(module).__name__}")
         module = module.to(generator.device)
-        _try(module, space, generator.device)
+        if found := sorted(
+            {type(part).__name__ for part in module.modules() if isinstance(part, _VARYING) and part.training}
+        ):
+            raise ValueError(
+                f"{option}: {type(module).__name__} contains {', '.join(found)}, whose output for an observation "
+                "differs between acting and learning: use nn.LayerNorm or nn.GroupNorm, or call eval() on that part"
+            )
+        trial(module)
     return copy.deepcopy(module)
 
 
@@ -383,19 +418,12 @@ def through(encoder: nn.Module | None, x: Tensor) -> Tensor:
 
 
 def _try(encoder: nn.Module, space: spaces.Space[Any], device: torch.device) -> None:
-    """Raise ValueError for an unsuitable encoder. The trial also initializes lazy layers, such as `nn.LazyLinear`."""
+    """Raise ValueError for an unsuitable encoder."""
     kind, features = type(encoder).__name__, getattr(encoder, "features", None)
     if not isinstance(features, int) or isinstance(features, bool) or features < 1:
         raise ValueError(
             f"encoder: {kind}.features is {'missing' if features is None else repr(features)[:80]}; set it to the "
             "number of features of an observation, as in `self.features = 64`"
-        )
-    if found := sorted(
-        {type(part).__name__ for part in encoder.modules() if isinstance(part, _VARYING) and part.training}
-    ):
-        raise ValueError(
-            f"encoder: {kind} contains {', '.join(found)}, whose output for an observation differs between acting and "
-            "learning: use nn.LayerNorm or nn.GroupNorm, or call eval() on that part"
         )
     if is_image(space):
         zeros = torch.from_numpy(np.zeros((2, *(space.shape or ())), space.dtype)).to(device)

@@ -127,7 +127,7 @@ def test_invalid_factory_is_rejected(given: Any) -> None:
 
 
 def test_factory_without_a_module_is_rejected() -> None:
-    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module with `features` from the factory, got int"):
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module from the factory, got int"):
         encoder_for(BOX, generator(0, "encoder"), lambda space, source: 3)  # type: ignore[arg-type, return-value]  # invalid on purpose
 
 
