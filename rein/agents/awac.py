@@ -14,6 +14,7 @@ from rein.agents.base.losses import critic_loss, likelihood_loss
 from rein.agents.base.options import above_zero, one_of, option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.actor_critic import ContinuousNetworks
+from rein.networks.factories import NetworkFactory
 from rein.networks.reserved import Features
 from rein.ops.backend import without_gradient
 from rein.ops.values import td_target
@@ -54,13 +55,17 @@ class AWAC(ReplayAgent):
         help='"softmax" scales the weights to a mean of 1 over the batch, "exp" does not',
     )
     max_weight: float = option(default=100.0)
+    actor: NetworkFactory | None = option(default=None)
+    critic: NetworkFactory | None = option(default=None)
     actor_learning_rate: float | Schedule | None = option(default=None)
 
     reports = ("critic_loss", "action_value", "actor_loss", "advantage", "largest_weight")
 
     def build_networks(self, generator: torch.Generator) -> ContinuousNetworks:
         """Build the actor, critics, target critics and their learners."""
-        shape = self.options("critics", "hidden", "activation", "encoder", "normalize_observation", "scale_images")
+        shape = self.options(
+            "critics", "hidden", "activation", "encoder", "actor", "critic", "normalize_observation", "scale_images"
+        )
         networks = ContinuousNetworks(self.observation_space, self.action_space, generator, stochastic=True, **shape)
         closed = has_closed_form(networks.critics)
         self._critics = self.add_learner("critics", networks.critics, critic_loss, critic_gradient if closed else None)

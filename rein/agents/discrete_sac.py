@@ -17,6 +17,7 @@ from rein.agents.base.losses import Temperature, check_learned, squared_errors, 
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.networks.actor_critic import ActionValues, DiscreteActor, DiscreteNetworks
+from rein.networks.factories import NetworkFactory
 from rein.networks.reserved import Features, inputs_of
 from rein.ops.backend import without_gradient
 from rein.ops.values import td_target
@@ -46,6 +47,8 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
     temperature: float | None = option(default=None)
     initial_temperature: float = option(default=1.0)
     target_entropy: float | None = option(default=None)
+    actor: NetworkFactory | None = option(default=None)
+    critic: NetworkFactory | None = option(default=None)
     actor_learning_rate: float | Schedule | None = option(default=None)
     temperature_learning_rate: float | Schedule | None = option(default=None)
 
@@ -54,7 +57,9 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
     def build_networks(self, generator: torch.Generator) -> _Networks:
         """Build the actor, critics, target critics, temperature and their learners."""
         check_learned(self, self.temperature, self.temperature_learning_rate)
-        shape = self.options("critics", "hidden", "activation", "encoder", "normalize_observation", "scale_images")
+        shape = self.options(
+            "critics", "hidden", "activation", "encoder", "actor", "critic", "normalize_observation", "scale_images"
+        )
         networks = _Networks(self.observation_space, self.action_space, generator, **shape)
         fixed = self.temperature
         networks.temperature = Temperature(

@@ -12,6 +12,7 @@ from rein.agents.base.closed_form import has_closed_form, td_gradient
 from rein.agents.base.learner import Batch
 from rein.agents.base.options import option
 from rein.agents.base.value_agent import ValueAgent
+from rein.networks.factories import NetworkFactory
 from rein.networks.q_networks import OnlineAndTarget, QNetwork
 from rein.networks.reserved import Features, inputs_of
 from rein.ops.backend import without_gradient
@@ -38,12 +39,12 @@ class DQN(ValueAgent):
 
     dueling: bool = option(default=False)
     layer_norm: bool = option(default=False)
+    network: NetworkFactory | None = option(default=None)
 
     def build_networks(self, generator: torch.Generator) -> OnlineAndTarget[QNetwork]:
         """Build the Q-network, its target network and the learner."""
-        shape = self.options(
-            "hidden", "activation", "layer_norm", "dueling", "encoder", "normalize_observation", "scale_images"
-        )
+        shape = self.options("hidden", "activation", "layer_norm", "dueling", "encoder", "network")
+        shape |= self.options("normalize_observation", "scale_images")
         networks = OnlineAndTarget(QNetwork(self.observation_space, self.action_space, generator, **shape))
         gradient = td_gradient if has_closed_form(networks.online) else None
         self.add_learner("values", networks.online, td_loss, gradient)

@@ -16,7 +16,7 @@ from rein.agents.base.losses import critic_loss, likelihood_loss
 from rein.agents.base.options import in_unit_interval, not_negative, option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.actor_critic import ContinuousNetworks, StateValue
-from rein.networks.encoder import encoder_for
+from rein.networks.factories import CustomModules, CustomValue, NetworkFactory, encoder_of
 from rein.networks.reserved import Features
 from rein.ops.backend import without_gradient
 from rein.ops.losses import expectile
@@ -62,18 +62,34 @@ class IQL(ReplayAgent):
         default=3.0, check=not_negative, fixed=True, help="factor of the advantage in the exponent; 0 clones behaviour"
     )
     max_weight: float = option(default=100.0)
+    actor: NetworkFactory | None = option(default=None)
+    critic: NetworkFactory | None = option(default=None)
+    value: NetworkFactory | None = option(
+        default=None,
+        fixed=True,
+        help="factory (observation_space, action_space, generator) of a custom state value; forward(observation) "
+        "returns the values",
+    )
     actor_learning_rate: float | Schedule | None = option(default=None)
 
     reports = ("critic_loss", "action_value", "value_loss", "value", "actor_loss", "advantage", "largest_weight")
 
     def build_networks(self, generator: torch.Generator) -> _Networks:
         """Build the actor, critics, target critics, state value and their learners."""
-        shape = self.options("critics", "hidden", "activation", "encoder", "normalize_observation", "scale_images")
-        networks = _Networks(self.observation_space, self.action_space, generator, stochastic=True, **shape)
+        shape = self.options(
+            "critics", "hidden", "activation", "encoder", "actor", "critic", "normalize_observation", "scale_images"
+        )
+        networks = _Networks(
+            self.observation_space, self.action_space, generator, stochastic=True, tree=self.value is not None, **shape
+        )
         sizes = networks.preprocess.features, tuple(self.hidden), self.activation
-        encoder = encoder_for(self.observation_space, generator, self.encoder)
-        privileged = networks.preprocess.privileged
-        networks.state_value = StateValue(*sizes, generator, encoder=encoder, privileged=privileged)
+        if self.value is None:
+            observations = networks.preprocess, self.observation_space, generator, self.encoder, self.scale_images
+            extra = {"encoder": encoder_of(*observations), "privileged": networks.preprocess.privileged}
+            networks.state_value = StateValue(*sizes, generator, **extra)
+        else:
+            spaces = self.observation_space, self.action_space
+            networks.state_value = CustomValue(CustomModules(*spaces, generator, networks.preprocess), self.value)
         closed = has_closed_form(networks.critics)
         self._critics = self.add_learner("critics", networks.critics, critic_loss, critic_gradient if closed else None)
         self._value = self.add_learner("value", networks.state_value, expectile_loss)
@@ -116,7 +132,7 @@ class IQL(ReplayAgent):
 
 
 class _Networks(ContinuousNetworks):
-    state_value: StateValue
+    state_value: StateValue | CustomValue
 
 
 def expectile_loss(

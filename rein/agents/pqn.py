@@ -17,6 +17,7 @@ from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import default_optimizer
 from rein.agents.base.options import in_unit_interval, option
 from rein.agents.base.value_agent import EpsilonGreedy
+from rein.networks.factories import NetworkFactory
 from rein.networks.normalizers import RewardNormalizer
 from rein.networks.q_networks import QNetwork
 from rein.networks.reserved import inputs_of, mask_of
@@ -60,15 +61,15 @@ class PQN(EpsilonGreedy, NetworkAgent):
     epsilon: float | Schedule = option(default=linear(1.0, 0.05, env_steps=100_000))
     layer_norm: bool = option(default=True)
     dueling: bool = option(default=False)
+    network: NetworkFactory | None = option(default=None)
     normalize_reward: bool = option(default=False)
 
     reports = ("value_loss", "action_value", "grad_norm", "explained_variance", "epsilon")
 
     def build(self, generator: torch.Generator) -> None:
         """Build the Q-network, its learner and the rollout."""
-        shape = self.options(
-            "hidden", "activation", "layer_norm", "dueling", "encoder", "normalize_observation", "scale_images"
-        )
+        shape = self.options("hidden", "activation", "layer_norm", "dueling", "encoder", "network")
+        shape |= self.options("normalize_observation", "scale_images")
         self.networks = QNetwork(self.observation_space, self.action_space, generator, **shape)
         self._learner = self.add_learner("networks", self.networks, squared_error)
         self._graph = graph(self.networks, self.device) if self.compile else None  # type: ignore[arg-type]

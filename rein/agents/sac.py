@@ -16,6 +16,7 @@ from rein.agents.base.losses import Temperature, check_learned, critic_loss, tem
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.actor_critic import Actor, ContinuousNetworks
+from rein.networks.factories import NetworkFactory
 from rein.networks.reserved import Features
 from rein.ops.backend import without_gradient
 from rein.ops.values import td_target
@@ -46,6 +47,8 @@ class SAC(ReplayAgent):
     initial_temperature: float = option(default=1.0)
     target_entropy: float | None = option(default=None)
     actor_frequency: int = option(default=1)
+    actor: NetworkFactory | None = option(default=None)
+    critic: NetworkFactory | None = option(default=None)
     actor_learning_rate: float | Schedule | None = option(default=None)
     temperature_learning_rate: float | Schedule | None = option(default=None)
 
@@ -59,7 +62,9 @@ class SAC(ReplayAgent):
             self.action_space,
             generator,
             stochastic=True,
-            **self.options("critics", "hidden", "activation", "normalize_observation", "scale_images", "encoder"),
+            **self.options(
+                "critics", "hidden", "activation", "normalize_observation", "scale_images", "encoder", "actor", "critic"
+            ),
         )
         fixed = self.temperature
         networks.temperature = Temperature(

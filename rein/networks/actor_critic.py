@@ -16,6 +16,15 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.networks.encoder import EncoderFactory, Preprocessor, Tree, encoder_for, features_of, through
+from rein.networks.factories import (
+    CustomActionValues,
+    CustomCritics,
+    CustomDiscreteActor,
+    CustomModules,
+    NetworkFactory,
+    TreePreprocessor,
+    encoder_of,
+)
 from rein.networks.heads import OTHER_SPACES, DiscreteHead, action_head, count_actions, has_width
 from rein.networks.mlp import Stack, orthogonal_linear
 from rein.networks.recurrent import Core
@@ -244,6 +253,19 @@ class Actor(nn.Module):
         return SquashedNormal(mean, log_std.clamp(*LOG_STD), -self.bound, self.bound)  # type: ignore[operator, arg-type]  # buffers are tensors
 
 
+class CustomActor(Actor):
+    """Actor from a custom network."""
+
+    def __init__(self, network: nn.Module, actions: int, device: torch.device) -> None:
+        nn.Module.__init__(self)
+        self.network = network
+        self.register_buffer("bound", torch.ones(actions, dtype=torch.float32, device=device), persistent=False)
+
+    def forward(self, x: Any) -> Tensor:
+        """Return the output of the network, (B, A) or (B, 2 A)."""
+        return self.network(inputs_of(x).features)
+
+
 def critic_features(encoder: nn.Module | None, x: Features) -> Tensor:
     """Return the features of an observation and, if there is one, of the critic observation, (B, G + C)."""
     inputs = inputs_of(x)
@@ -312,25 +334,43 @@ class ContinuousNetworks(nn.Module):
         normalize_observation: bool,
         scale_images: bool,
         encoder: EncoderFactory | None = None,
+        actor: NetworkFactory | None = None,
+        critic: NetworkFactory | None = None,
+        tree: bool = False,
     ) -> None:
         """Create the networks. Actor and critics have separate encoders, from `encoder_for`.
+
+        `actor` and `critic` replace all layers, see `rein.networks.factories`. With one of them, or with `tree`,
+        preprocessed observations are not flattened.
 
         Raises ValueError for images without an encoder, and for actions without finite bounds.
         """
         super().__init__()
         self.scale = Scale(action_space, generator.device)
         scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
-        self.preprocess = Preprocessor(
+        kind = Preprocessor if actor is None and critic is None and not tree else TreePreprocessor
+        self.preprocess = kind(
             observation_space, generator.device, normalize=normalize_observation, critic=True, **scaling
         )
-        if self.preprocess.images and encoder is None:
+        if self.preprocess.images and encoder is None and (actor is None or critic is None):
             raise ValueError(
                 f"{observation_space} contains images, but this agent learns from vectors: pass an encoder"
             )
-        shape = self.preprocess.features, self.scale.actions, tuple(hidden), activation, generator
-        self.actor = Actor(*shape, stochastic=stochastic, encoder=encoder_for(observation_space, generator, encoder))
-        module = encoder_for(observation_space, generator, encoder)
-        self.critics = Critics(critics, *shape, encoder=module, privileged=self.preprocess.privileged)
+        actions = self.scale.actions
+        shape = self.preprocess.features, actions, tuple(hidden), activation, generator
+        observations = self.preprocess, observation_space, generator, encoder, scale_images
+        modules = CustomModules(observation_space, action_space, generator, self.preprocess)
+        if actor is None:
+            self.actor: Actor = Actor(*shape, stochastic=stochastic, encoder=encoder_of(*observations))
+        else:
+            what = "means and log standard deviations" if stochastic else "actions before tanh"
+            network = modules.build("actor", actor, {what: (2, actions * (1 + stochastic))})
+            self.actor = CustomActor(network, actions, generator.device)
+        if critic is None:
+            extra = {"encoder": encoder_of(*observations), "privileged": self.preprocess.privileged}
+            self.critics: Critics | CustomCritics = Critics(critics, *shape, **extra)
+        else:
+            self.critics = CustomCritics(modules, critic, critics, actions)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
 
     def act(self, observation: Tree, generator: torch.Generator | None) -> Tensor:
@@ -448,25 +488,36 @@ class DiscreteNetworks(nn.Module):
         normalize_observation: bool,
         scale_images: bool,
         encoder: EncoderFactory | None = None,
+        actor: NetworkFactory | None = None,
+        critic: NetworkFactory | None = None,
     ) -> None:
         """Create the networks. Actor and critics have separate encoders, from `encoder_for`.
+
+        `actor` and `critic` replace all layers, see `rein.networks.factories`.
 
         Raises ValueError for images without an encoder, and for actions that are not Discrete.
         """
         super().__init__()
         actions = count_actions(action_space)
         how = {"scale_images": scale_images, "custom_encoder": encoder is not None, "masks": True, "critic": True}
-        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **how)
-        if self.preprocess.images and encoder is None:
+        kind = Preprocessor if actor is None and critic is None else TreePreprocessor
+        self.preprocess = kind(observation_space, generator.device, normalize=normalize_observation, **how)
+        if self.preprocess.images and encoder is None and (actor is None or critic is None):
             raise ValueError(
                 f"{observation_space} contains images, but this agent learns from vectors: pass an encoder"
             )
         features, shape = self.preprocess.features, (hidden, activation, generator)
-        module = encoder_for(observation_space, generator, encoder)
-        self.actor = DiscreteActor(features, action_space, *shape, encoder=module)
-        module = encoder_for(observation_space, generator, encoder)
-        privileged = self.preprocess.privileged
-        self.critics = ActionValues(critics, features, actions, *shape, encoder=module, privileged=privileged)
+        observations = self.preprocess, observation_space, generator, encoder, scale_images
+        modules = CustomModules(observation_space, action_space, generator, self.preprocess)
+        if actor is None:
+            self.actor: Any = DiscreteActor(features, action_space, *shape, encoder=encoder_of(*observations))
+        else:
+            self.actor = CustomDiscreteActor(modules, actor, action_space, generator)
+        if critic is None:
+            extra = {"encoder": encoder_of(*observations), "privileged": self.preprocess.privileged}
+            self.critics: Any = ActionValues(critics, features, actions, *shape, **extra)
+        else:
+            self.critics = CustomActionValues(modules, critic, critics, actions)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
 
     @property

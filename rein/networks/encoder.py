@@ -396,15 +396,18 @@ def from_factory(
         if not isinstance(module, nn.Module):
             raise TypeError(f"{option}: expected a torch.nn.Module from the factory, got {type(module).__name__}")
         module = module.to(generator.device)
-        if found := sorted(
-            {type(part).__name__ for part in module.modules() if isinstance(part, _VARYING) and part.training}
-        ):
+        if found := {type(part).__name__ for part in module.modules() if _varies(part)}:
             raise ValueError(
-                f"{option}: {type(module).__name__} contains {', '.join(found)}, whose output for an observation "
-                "differs between acting and learning: use nn.LayerNorm or nn.GroupNorm, or call eval() on that part"
+                f"{option}: {type(module).__name__} contains {', '.join(sorted(found))}, whose output for an "
+                "observation differs between acting and learning: use nn.LayerNorm or nn.GroupNorm, or call eval() on "
+                "that part"
             )
         trial(module)
     return copy.deepcopy(module)
+
+
+def _varies(part: nn.Module) -> bool:
+    return isinstance(part, _VARYING) and part.training and getattr(part, "p", 1.0) > 0.0  # p: of Dropout
 
 
 def features_of(encoder: nn.Module | None, otherwise: int) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rein.networks.actor_critic import CoreFactory
 from rein.networks.encoder import EncoderFactory, Preprocessor, encoder_for, features_of, through
+from rein.networks.factories import CustomModules, NetworkFactory, TreePreprocessor
 from rein.networks.heads import count_actions
 from rein.networks.mlp import ACTIVATIONS, Stack, orthogonal_linear
 from rein.networks.reserved import Features, inputs_of
@@ -69,14 +70,24 @@ class QNetwork(nn.Module):
         layer_norm: bool = True,
         dueling: bool = False,
         encoder: EncoderFactory | None = None,
+        network: NetworkFactory | None = None,
         normalize_observation: bool = False,
         scale_images: bool = True,
     ) -> None:
-        """Create the network. See `DuelingHead` for `dueling`, and `encoder_for` for `encoder`."""
+        """Create the network. See `DuelingHead` for `dueling`, and `encoder_for` for `encoder`.
+
+        A `network` replaces all layers. It returns the values (B, A), see `rein.networks.factories`.
+        """
         super().__init__()
         actions = count_actions(action_space)
         how = {"scale_images": scale_images, "custom_encoder": encoder is not None, "masks": True}
-        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **how)
+        kind = Preprocessor if network is None else TreePreprocessor
+        self.preprocess = kind(observation_space, generator.device, normalize=normalize_observation, **how)
+        self.network: nn.Module | None = None
+        if network is not None:
+            modules = CustomModules(observation_space, action_space, generator, self.preprocess)
+            self.network = modules.build("network", network, {"action values": (2, actions)})
+            return
         self.encoder = encoder_for(observation_space, generator, encoder)
         sizes = [features_of(self.encoder, self.preprocess.features), *hidden]
         if layer_norm:
@@ -89,6 +100,8 @@ class QNetwork(nn.Module):
     def forward(self, x: Features) -> Tensor:
         """Return the values (B, A) of preprocessed observations. Those of masked actions are below all others."""
         x_BF, mask_BA, _ = inputs_of(x)
+        if self.network is not None:
+            return mask_values(self.network(x_BF), mask_BA)
         hidden = self.hidden(through(self.encoder, x_BF))
         return mask_values(self.head(hidden[0] if isinstance(self.hidden, Stack) else hidden), mask_BA)
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 import rein.agents
 from rein.agents.base.exploration import GaussianNoise, OrnsteinUhlenbeck, Plateau
+from rein.agents.base.network_agent import FACTORIES
 from rein.agents.base.options import options_of
 from rein.agents.base.segments import Segments
 from rein.errors import CheckpointError
@@ -36,7 +37,7 @@ _ROWS = ("replay", "rollout")  # entries of the state that are data, not paramet
 _CORES = {core.__name__: core for core in (GRU, LSTM, MinimalGRU)}
 _CALLERS = ("device", "guard", "threads", "micro_batch", "compile", "optimizer")  # options not taken from a file
 _SIZES = ("hidden", "core", "critics", "cosines")  # options that make networks larger
-_OBJECTS = ("core", "encoder", "noise", "segments")  # options that a name alone does not describe
+_OBJECTS = ("encoder", *FACTORIES, "core", "noise", "segments")  # options that a name alone does not describe
 
 
 @torch.inference_mode(False)
@@ -48,7 +49,7 @@ def load_agent(path: str | Path, *, name: str = "agent", **options: Any) -> Any:
         name: name of the agent among the parts of the run.
         options: options of the constructor that replace those of the file. `device` ("cpu" by default), `guard` and
             options that only change speed are not taken from the file. Custom functions must be given: `optimizer=`, a
-            custom `core`, an `encoder`.
+            custom `core`, an `encoder`, custom networks.
 
     Raises:
         CheckpointError: if the file is missing or damaged, if its agent is not one of rein's, or if the file does not
@@ -143,7 +144,7 @@ def _option(key: str, saved: Any) -> Any:
         return float(saved)
     if isinstance(saved, list):
         return tuple(_option(key, one) for one in saved)
-    if isinstance(saved, Mapping) and key != "encoder":
+    if isinstance(saved, Mapping) and key not in ("encoder", *FACTORIES):
         return _object(key, saved)
     if isinstance(saved, str | Mapping) and key in _OBJECTS:
         name = saved if isinstance(saved, str) else saved.get("function")

@@ -31,7 +31,7 @@ Found = tuple[list[Tensor], dict[str, Tensor]]
 
 def has_closed_form(networks: nn.Module) -> bool:
     """Return whether the gradients of all layers and heads of `networks` are implemented here."""
-    hidden = networks.hidden
+    hidden = getattr(networks, "hidden", None)  # None for custom networks
     plain = (
         isinstance(hidden, Stack) and len(hidden.layers) > 0 and hidden.activation in FUSED and networks.encoder is None
     )

@@ -17,6 +17,7 @@ from rein.agents.base.losses import critic_loss
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.actor_critic import Actor, DeterministicNetworks
+from rein.networks.factories import NetworkFactory
 from rein.networks.reserved import Features
 from rein.ops.backend import without_gradient
 from rein.ops.values import td_target
@@ -46,6 +47,8 @@ class DeterministicAgent(ReplayAgent):
         help="exploration noise on actions scaled to [-1, 1]; a number is the standard deviation of Gaussian noise",
     )
     actor_frequency: int = option(default=1)
+    actor: NetworkFactory | None = option(default=None)
+    critic: NetworkFactory | None = option(default=None)
     actor_learning_rate: float | Schedule | None = option(default=None)
 
     reports = ("critic_loss", "action_value", "actor_loss", "noise")
@@ -55,7 +58,9 @@ class DeterministicAgent(ReplayAgent):
 
     def build_networks(self, generator: torch.Generator) -> DeterministicNetworks:
         """Build the actor, critics, target networks and their learners."""
-        shape = self.options("critics", "hidden", "activation", "normalize_observation", "scale_images", "encoder")
+        shape = self.options(
+            "critics", "hidden", "activation", "normalize_observation", "scale_images", "encoder", "actor", "critic"
+        )
         networks = DeterministicNetworks(self.observation_space, self.action_space, generator, **shape)
         closed = has_closed_form(networks.critics)
         self._critics = self.add_learner("critics", networks.critics, critic_loss, critic_gradient if closed else None)

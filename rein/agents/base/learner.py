@@ -47,7 +47,9 @@ class Batch(NamedTuple):
     Columns that the loss does not use are None. Comments give the shapes for rows; sequences have (T, N) instead of M.
     """
 
-    features: Any = _NONE  # (M, F) preprocessed observations, or Inputs if they have reserved entries
+    features: Any = (
+        _NONE  # (M, F) preprocessed observations, a tree for custom networks; Inputs if they have reserved entries
+    )
     action: Tensor = _NONE  # (M, A) scaled to [-1, 1], or (M,) int64 counted from 0
     sample: Any = _NONE  # (M, ...) sample of the policy, or a dictionary, before it was converted to an action
     log_prob: Tensor = _NONE  # (M,) log probability of the sample
@@ -65,6 +67,8 @@ class Batch(NamedTuple):
     def shape(self) -> torch.Size:
         """(M,), or (T, N) for sequences."""
         first = self.log_prob if self.features is None else inputs_of(self.features).features
+        while isinstance(first, dict):  # observations of a custom network
+            first = next(iter(first.values()))
         return first.shape[: 1 if self.carry is None else 2]
 
     @property

@@ -19,16 +19,20 @@ from rein.agents.base.optimizers import (
 )
 from rein.agents.base.options import (
     above_zero,
+    as_json,
     at_least_one,
     flag,
     layers,
     not_negative,
     one_of,
     option,
+    options_of,
 )
 from rein.networks.encoder import EncoderFactory
 from rein.schedules import Schedule
 
+FACTORIES = ("network", "actor", "critic", "value")  # options for custom networks
+REPLACED = ("hidden", "activation", "encoder", "core", "shared", "dueling", "layer_norm")  # options that they replace
 OF_ONE_PROCESS = ("device", "guard", "micro_batch", "seed", "storage", "threads")  # may differ between processes
 
 
@@ -98,6 +102,7 @@ class NetworkAgent(Agent):
     _compared = False
 
     def __attrs_post_init__(self) -> None:
+        self._check_replaced()
         super().__attrs_post_init__()
         given = self.optimizer if isinstance(self.optimizer, Mapping) else {}
         if unknown := given.keys() - self.learners.keys():
@@ -109,6 +114,21 @@ class NetworkAgent(Agent):
             rate = f"{name}_learning_rate"
             rates = {rate: getattr(self, rate, None) or self.learning_rate, "learning_rate": self.learning_rate}
             check_learning_rate(learner.optimizer, rate if hasattr(self, rate) else "learning_rate", rates)  # type: ignore[arg-type]
+
+    def _check_replaced(self) -> None:
+        """Raise ValueError for options of the default networks if custom networks replace all of them."""
+        options = options_of(type(self))
+        factories = [name for name in FACTORIES if name in options]
+        if not factories or any(getattr(self, name) is None for name in factories):
+            return
+        replaced = (*REPLACED, "log_std") if getattr(self, "state_dependent_std", False) else REPLACED
+        for name in replaced:
+            if name in options and as_json(getattr(self, name)) != as_json(options[name].default):
+                given = " and ".join(f"{factory}=" for factory in factories)
+                raise ValueError(
+                    f"{type(self).__name__}({name}={getattr(self, name)!r}): {name} has no effect with {given}, "
+                    "which define all layers; remove it"
+                )
 
     def add_learner(self, name: str, networks: nn.Module, loss: Loss, gradient: Gradient | None = None) -> Learner:
         """Create the learner that trains `networks` on `loss`, optionally with a closed-form `gradient`."""

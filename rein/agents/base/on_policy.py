@@ -19,6 +19,7 @@ from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import default_optimizer
 from rein.agents.base.options import finite, flag, not_negative, option
 from rein.networks.actor_critic import ActorCritic, CoreFactory
+from rein.networks.factories import CustomActorCritic, NetworkFactory
 from rein.networks.heads import ContinuousHead
 from rein.networks.normalizers import RewardNormalizer
 from rein.networks.reserved import inputs_of
@@ -29,8 +30,8 @@ from rein.replay.rollout import Rollout
 from rein.schedules import Schedule
 from rein.types import Transition, Tree
 
-NETWORK_OPTIONS = ("hidden", "activation", "shared", "core", "encoder", "normalize_observation", "scale_images")
-NETWORK_OPTIONS += ("squash", "log_std", "state_dependent_std")
+HEAD_OPTIONS = ("normalize_observation", "squash", "log_std", "state_dependent_std")
+NETWORK_OPTIONS = ("hidden", "activation", "shared", "core", "encoder", "scale_images", *HEAD_OPTIONS)
 
 
 def check_enough(agent: object, advantage: Tensor) -> None:
@@ -62,6 +63,12 @@ class OnPolicyAgent(NetworkAgent):
     activation: str = option(default="tanh")
     shared: bool = option(default=False, check=flag, fixed=True, help="share the hidden layers of actor and critic")
     core: CoreFactory | None = option(default=None)
+    network: NetworkFactory | None = option(
+        default=None,
+        fixed=True,
+        help="factory (observation_space, action_space, generator) of a custom actor-critic; forward(observation) "
+        "returns the outputs of the policy and the values",
+    )
     squash: bool | str = option(
         default=False,
         fixed=True,
@@ -79,9 +86,10 @@ class OnPolicyAgent(NetworkAgent):
 
     def build(self, generator: torch.Generator) -> None:
         """Build the actor-critic, its learner and the rollout."""
-        self.networks = ActorCritic(
-            self.observation_space, self.action_space, generator, **self.options(*NETWORK_OPTIONS)
-        )
+        kind, names = ActorCritic, NETWORK_OPTIONS
+        if self.network is not None:
+            kind, names = CustomActorCritic, ("network", *HEAD_OPTIONS)
+        self.networks = kind(self.observation_space, self.action_space, generator, **self.options(*names))
         if isinstance(self.networks.policy_head, ContinuousHead):
             self.reports = (*type(self).reports, "log_std")  # type: ignore[misc]
         gradient = policy_gradient if has_closed_form(self.networks) else None

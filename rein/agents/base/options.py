@@ -129,10 +129,20 @@ def _shared(help: str, check: Check | None = None, *, fixed: bool = False) -> di
 
 # Options of several agents without a common base class that declares them.
 SHARED = {
+    "actor": _shared(
+        "factory (observation_space, action_space, generator) of a custom actor; forward(observation) returns the "
+        "outputs of the policy",
+        fixed=True,
+    ),
     "actor_frequency": _shared("update the actor at every n-th update", at_least_one, fixed=True),
     "actor_learning_rate": _shared("learning rate of the actor; None for learning_rate", not_negative),
     "core": _shared(
         "factory of a recurrent layer after the hidden layers, such as functools.partial(LSTM, features=64)", fixed=True
+    ),
+    "critic": _shared(
+        "factory (observation_space, action_space, generator) of a custom critic, called once for each critic; "
+        "forward(observation, action) returns the value; forward(observation) the values of all Discrete actions",
+        fixed=True,
     ),
     "critics": _shared("number of critics", at_least_one, fixed=True),
     "double": _shared("select next actions with the online network (van Hasselt et al. 2016)", flag, fixed=True),
@@ -147,6 +157,11 @@ SHARED = {
     "layer_norm": _shared("apply layer normalization before each activation", flag, fixed=True),
     "max_weight": _shared("largest weight of an action in the actor loss", above_zero, fixed=True),
     "minibatches": _shared("minibatches per pass, one update each", at_least_one),
+    "network": _shared(
+        "factory (observation_space, action_space, generator) of a custom Q-network; forward(observation) returns "
+        "the values of all actions",
+        fixed=True,
+    ),
     "normalize_advantage": _shared("standardize the advantages of each update", flag),
     "normalize_reward": _shared(
         "divide rewards by the standard deviation of their running discounted sum", flag, fixed=True

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rein.agents.base.learner import Batch
 from rein.networks.actor_critic import ActorCritic
+from rein.networks.factories import CustomActorCritic
 from rein.ops.returns import VTrace, vtrace
 from rein.schedules import Schedule, as_schedule
 
@@ -93,7 +94,14 @@ class SegmentSampler:
     """
 
     def __init__(
-        self, segments: Segments, networks: ActorCritic, batch: Batch, trace: Trace, *, gamma: float, lambda_: float
+        self,
+        segments: Segments,
+        networks: ActorCritic | CustomActorCritic,
+        batch: Batch,
+        trace: Trace,
+        *,
+        gamma: float,
+        lambda_: float,
     ) -> None:
         """Create a sampler. `batch` has rows (T * N, ...), or sequences (T, N, ...) for recurrent networks."""
         self._segments, self._networks, self._batch, self._trace = segments, networks, batch, trace
