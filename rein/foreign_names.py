@@ -140,7 +140,7 @@ NOTES: dict[str, str] = {
     "activation_fn": "a name: tanh, relu, silu or gelu",
 }
 
-_NETWORKS = "give hidden=(64, 64), activation= and encoder= directly"
+_NETWORKS = "give hidden=(64, 64), activation=, encoder= or a custom network= directly"
 _HANDLERS = "attach handlers to the loop that rein.training_loop returns, as in @loop.epoch_ended"
 _VIDEO = "run `rein evaluate RUN --video FOLDER` afterwards"
 _SCHEDULE = "give a schedule, as in learning_rate=linear(3e-4, 0.0, env_steps=100_000)"

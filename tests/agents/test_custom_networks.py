@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 import runpy
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +26,7 @@ from rein.ops.random import generator
 from rein.ops.trees import leaves
 from rein.testing import AgentContract
 from rein.testing.stateful import copy_state, first_difference
+from tests.envs.masked_grid import MaskedGrid
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples/attention.py"))
 BOX = spaces.Box(-1.0, 1.0, (2,))
@@ -65,9 +67,8 @@ class ActorCritic(nn.Module):
         self.policy = Policy(observation_space, action_space, generator, deterministic=not spread)
         self.value = Value(observation_space, action_space, generator)
 
-    def forward(self, observation: Any, critic_observation: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        others = () if critic_observation is None else (critic_observation,)
-        return self.policy(observation), self.value(observation, *others)
+    def forward(self, observation: Any) -> tuple[Tensor, Tensor]:
+        return self.policy(observation), self.value(observation)
 
 
 Q = functools.partial(Policy, deterministic=True)
@@ -512,3 +513,60 @@ def test_attention_is_exported() -> None:
     program = torch.export.export(Greedy(agent), (observation,), dynamic_shapes=shapes).module()
     few = {name: x[:5] for name, x in observation.items()}
     assert torch.equal(program(few), agent.policy().select_action(few)[0])
+
+
+def test_page_shows_the_network_of_the_example() -> None:
+    root = Path(__file__).parents[2]
+    (shown,) = re.findall(
+        r"^```python\n(class SetNetwork.*?)^```$", (root / "docs/how_to/custom_networks.md").read_text(), re.M | re.S
+    )
+    assert shown.strip() in (root / "examples/attention.py").read_text()
+    assert len([line for line in shown.splitlines() if line.strip()]) <= 25
+
+
+def test_attention_learns_to_compare_items(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(Path(__file__).parents[2] / "examples/attention.py"), run_name="__main__")
+    before, after = (int(number) for number in re.findall(r"(\d+)%", capsys.readouterr().out))
+    assert before < 50 and after > 85
+
+
+def test_network_takes_valid_actions_only() -> None:
+    environment = MaskedGrid(num_envs=8, seed=0)
+    agent = rein.PPO(environment, network=ActorCritic, rollout_steps=8, minibatches=2, seed=0)
+    rein.train(agent, environment, env_steps=256)
+    assert agent.updates and not environment.invalid_actions
+    assert set(agent.networks.network.policy.layers[0].weight.shape) == {8, 4}  # the mask is not an input
+
+
+class Asymmetric(ActorCritic):
+    """Network whose values depend on the critic observation (B, 3), which a deployed policy lacks."""
+
+    def forward(self, observation: Any, critic_observation: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if critic_observation is None:
+            critic_observation = torch.zeros(len(observation), 3)
+        return self.policy(observation), self.value(observation, critic_observation)
+
+
+PRIVILEGED = spaces.Dict({"observation": BOX, "critic_observation": spaces.Box(-1.0, 1.0, (3,))})
+
+
+@pytest.mark.parametrize("case", ["PPO", "SAC", "IQL", "TD3"])
+def test_critic_observation_is_the_last_argument_of_values(case: str) -> None:
+    kind, _, options = KINDS[case]
+    options = {**options, "network": Asymmetric} if case == "PPO" else options
+    agent = kind(PRIVILEGED, BOX, seed=0, **options)
+    seen = {"observation": torch.rand(4, 2), "critic_observation": torch.rand(4, 3)}
+    for _ in range(4):
+        action, extras = agent.select_action(seen)
+        no = torch.zeros(4, dtype=torch.bool)
+        agent.record_observation(rein.Transition(seen, action, torch.ones(4), no, no, seen, ~no, extras))
+        agent.optimize_model()
+    assert agent.updates
+    networks = agent.networks
+    x, other = networks.preprocess(seen), networks.preprocess({**seen, "critic_observation": torch.zeros(4, 3)})
+    if case == "PPO":
+        assert not torch.equal(networks.value(x), networks.value(other))
+    else:
+        assert not torch.equal(networks.critics(x, action), networks.critics(other, action))
+    acting = agent.policy().select_action
+    assert torch.equal(acting(seen)[0], acting({"observation": seen["observation"]})[0])
