@@ -530,12 +530,15 @@ def test_attention_learns_to_compare_items(capsys: pytest.CaptureFixture[str]) -
     assert before < 50 and after > 85
 
 
-def test_network_takes_valid_actions_only() -> None:
+@pytest.mark.parametrize("case", ["PPO", "DQN", "PQN", "DiscreteSAC", "DiscreteSAC, critic"])
+def test_network_takes_valid_actions_only(case: str) -> None:
     environment = MaskedGrid(num_envs=8, seed=0)
-    agent = rein.PPO(environment, network=ActorCritic, rollout_steps=8, minibatches=2, seed=0)
+    kind, _, options = KINDS[case]
+    agent = kind(environment, **options, seed=0)
     rein.train(agent, environment, env_steps=256)
     assert agent.updates and not environment.invalid_actions
-    assert set(agent.networks.network.policy.layers[0].weight.shape) == {8, 4}  # the mask is not an input
+    shapes = {name: tuple(x.shape) for name, x in agent.networks.named_parameters() if name.endswith("layers.0.weight")}
+    assert shapes and {*shapes.values()} == {(8, 4)}  # the mask is not an input
 
 
 class Asymmetric(ActorCritic):
