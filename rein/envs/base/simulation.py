@@ -19,7 +19,7 @@ from torch import Tensor
 from rein.envs.base.contract import check_action, check_rows_of, checked_num_envs, restored
 from rein.envs.base.drawing import Frame
 from rein.envs.base.seeding import EpisodeSeeds
-from rein.envs.base.spaces import representation, tensor_dtype
+from rein.envs.base.spaces import dtypes_of, representation
 from rein.errors import EnvironmentContractError
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, check_keywords, explain
 from rein.networks.encoder import children
@@ -87,7 +87,7 @@ class SimulatedEnvironment(ABC):
                 "compile=False"
             )
         self._action_shape = (self.num_envs, *(self.single_action_space.shape or ()))
-        self._action_dtype = _dtypes(self.single_action_space)
+        self._action_dtype = dtypes_of(self.single_action_space)
         self._values_A = None if self.action_values is None else self._tensor(self.action_values)
         size = len(self.initial_state(torch.zeros(1, dtype=torch.int64, device=self.device)))
         self._state_SN = torch.zeros(size, self.num_envs, dtype=torch.float32, device=self.device)
@@ -305,12 +305,6 @@ class SimulatedEnvironment(ABC):
                     f"{type(self).__name__}.dynamics: expected {name} as {dtype} of shape {tuple(shape)}, "
                     f"got {value.dtype} of shape {tuple(value.shape)}"
                 )
-
-
-def _dtypes(space: spaces.Space[Any]) -> Any:
-    """Return the dtype of the tensor of a space, or a dictionary of dtypes for a Dict or Tuple."""
-    inner = children(space)
-    return tensor_dtype(space) if inner is None else {key: _dtypes(part) for key, part in inner.items()}
 
 
 def _passes_keywords_on(cls: type) -> bool:

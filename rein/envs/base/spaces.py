@@ -53,6 +53,33 @@ def tensor_dtype(space: spaces.Space[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, layout(space)[1])).dtype
 
 
+def dtypes_of(space: spaces.Space[Any]) -> Any:
+    """Return the dtype of the tensor of a space, or a dictionary of dtypes for a Dict or Tuple."""
+    inner = children(space)
+    return tensor_dtype(space) if inner is None else {key: dtypes_of(part) for key, part in inner.items()}
+
+
+def gymnasium_space(space: Any) -> spaces.Space[Any]:
+    """Return a space of gymnax or mjlab as a Gymnasium space. Gymnasium spaces are returned unchanged.
+
+    Raises TypeError for a space of another kind.
+    """
+    if isinstance(space, spaces.Space):
+        return space
+    parts = getattr(space, "spaces", None)
+    if isinstance(parts, Mapping):
+        return spaces.Dict({key: gymnasium_space(part) for key, part in parts.items()})
+    if isinstance(parts, tuple | list):
+        return spaces.Tuple([gymnasium_space(part) for part in parts])
+    if hasattr(space, "n"):
+        return spaces.Discrete(int(space.n))
+    if hasattr(space, "low") and hasattr(space, "high"):
+        dtype = np.dtype(space.dtype)
+        low, high = (np.broadcast_to(np.asarray(bound, dtype), space.shape) for bound in (space.low, space.high))
+        return spaces.Box(low, high, dtype=dtype.type)
+    raise TypeError(f"{space!r}: not a Box, Discrete, Dict or Tuple of Gymnasium, gymnax or mjlab")
+
+
 def representation(environment: Any, *options: str, inner: Any = None) -> str:
     """Return the `repr` of an environment: type, options and spaces. Spaces equal to those of `inner` are left out."""
     spaces_ = {name: getattr(environment, f"single_{name}") for name in ("observation_space", "action_space")}

@@ -187,7 +187,7 @@ def in_processes(
         return _Processes(singles, autoreset_mode=AutoresetMode.DISABLED)
 
 
-class _Processes(AsyncVectorEnv[Any, Any]):
+class _Processes(AsyncVectorEnv):
     """AsyncVectorEnv that detects a process that dies while it makes its environment, and names unequal spaces."""
 
     def _check_spaces(self) -> None:

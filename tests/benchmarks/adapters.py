@@ -1,0 +1,125 @@
+"""Measure the overhead of the adapters of tensor and JAX environments: `python tests/benchmarks/adapters.py`.
+
+The first part steps a vector environment that does nothing, directly and through `TensorEnvironment`. The second part
+steps brax's Ant in a Python loop over Brax's own vectorized and compiled step, with its automatic reset, and through
+`JaxEnvironment`. It runs if brax is installed. Both parts alternate between the two, and print medians.
+
+Shapes: N environments.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.update(OMP_NUM_THREADS="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from gymnasium import spaces
+
+from rein.envs.jax import JaxEnvironment
+from rein.envs.tensors import TensorEnvironment
+
+REPEATS = 15
+OVERHEAD = 20.0  # target in microseconds
+RATIO = 0.8  # target of the rate of env steps
+
+Run = Callable[[int], Any]  # function of a number of vector steps
+
+
+class Nothing:
+    """Vector environment that returns the same tensors in each step."""
+
+    single_observation_space = spaces.Box(-1.0, 1.0, (48,))
+    single_action_space = spaces.Box(-1.0, 1.0, (12,))
+    device = "cpu"
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.observation, self.reward = torch.zeros(num_envs, 48), torch.zeros(num_envs)
+        self.flags = torch.zeros(num_envs, dtype=torch.bool)
+        self.info = {"final_obs": self.observation}
+
+    def reset(self, seed: int | None = None) -> Any:
+        return self.observation, {}
+
+    def step(self, action: torch.Tensor) -> Any:
+        return self.observation, self.reward, self.flags, self.flags, self.info
+
+
+def alternated(runs: dict[str, Run], steps: int) -> dict[str, float]:
+    """Return the median CPU seconds per vector step by name."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run(steps)
+    for _ in range(REPEATS):
+        for name, run in runs.items():
+            began = time.process_time()
+            run(steps)
+            taken[name].append((time.process_time() - began) / steps)
+    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+
+
+def tensors(num_envs: int, source: str) -> None:
+    env = Nothing(num_envs)
+    environment = TensorEnvironment(env, 0, final_observation=source)  # type: ignore[arg-type]
+    environment.reset()
+    action = torch.zeros(num_envs, 12)
+
+    def direct(steps: int) -> None:
+        for _ in range(steps):
+            env.step(action)
+
+    def adapted(steps: int) -> None:
+        for _ in range(steps):
+            environment.apply_action(action)
+
+    found = alternated({"direct": direct, "adapted": adapted}, 2000)
+    extra = 1e6 * (found["adapted"] - found["direct"])
+    verdict = "met" if extra <= OVERHEAD else "MISSED"
+    print(f"  N = {num_envs:5}, final_observation={source!r:11} {extra:5.1f} us (target {OVERHEAD:.0f}) {verdict}")
+
+
+def ant(num_envs: int, steps: int) -> None:
+    import brax.envs
+    import jax
+
+    bare = brax.envs.create("ant", batch_size=num_envs)  # resets to the first state of each environment
+    step = jax.jit(bare.step)
+    state = [jax.jit(bare.reset)(jax.random.PRNGKey(0))]
+    random = jax.random.uniform(jax.random.PRNGKey(1), (64, num_envs, 8), minval=-1.0)
+    environment = JaxEnvironment(brax.envs.create("ant", auto_reset=False), num_envs=num_envs, seed=0)
+    environment.reset()
+    actions = torch.from_dlpack(random)
+
+    def loop(steps: int) -> None:
+        for k in range(steps):
+            state[0] = step(state[0], random[k % 64])
+        jax.block_until_ready(state[0])
+
+    def adapted(steps: int) -> None:
+        for k in range(steps):
+            environment.apply_action(actions[k % 64])
+
+    found = alternated({"loop": loop, "adapted": adapted}, steps)
+    ratio = found["loop"] / found["adapted"]
+    rates = ", ".join(f"{name} {num_envs / seconds:,.0f}" for name, seconds in found.items())
+    verdict = "met" if ratio >= RATIO else "MISSED"
+    print(f"  N = {num_envs:5}: {rates} env steps per CPU second, ratio {ratio:.2f} (target {RATIO}) {verdict}")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}\nTensorEnvironment, time added to a step that does nothing")
+    for num_envs in (64, 1024):
+        for source in ("info", "previous", "step"):
+            tensors(num_envs, source)
+    if importlib.util.find_spec("brax") is not None:
+        print("JaxEnvironment, brax's Ant on the CPU")
+        ant(16, 60)
+        ant(256, 12)
