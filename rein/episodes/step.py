@@ -267,6 +267,7 @@ def check_part(caller: str, part: Any, protocol: type) -> None:
             "GymnasiumVectorEnvironment(environment)" if vector else "GymnasiumEnvironment(id_or_factory, num_envs)"
         )
         hint = f"wrap Gymnasium environments with rein.envs.gymnasium.{wrapper}"
+        hint += ", and simulators of torch tensors with rein.TensorEnvironment(environment)" if vector else ""
     elif protocol is Environment and isinstance(part, str):
         hint = f"pass rein.envs.gymnasium.GymnasiumEnvironment({part!r}, num_envs)"
     elif protocol is Store:
