@@ -28,6 +28,7 @@ from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
+from rein.envs.navigation import Navigation
 from rein.envs.pendulum import Pendulum
 from rein.handlers.checkpoint import checkpoint
 from rein.networks.recurrent import GRU, LSTM
@@ -42,6 +43,7 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "ppo, continuous": (PPO, Pendulum, {"normalize_observation": True, "normalize_reward": True, **ROLLOUT}),
     "ppo, recurrent": (PPO, CartPole, {"core": functools.partial(LSTM, features=8), "minibatches": 2, **ROLLOUT}),
     "ppo, torch's AdamW": (PPO, CartPole, {"optimizer": torch.optim.AdamW, **ROLLOUT}),
+    "ppo, worlds": (PPO, functools.partial(Navigation, early_leave=True, max_episode_steps=5), ROLLOUT),
     "a2c": (A2C, CartPole, ROLLOUT),
     "impala": (IMPALA, CartPole, ROLLOUT),
     "pqn": (PQN, CartPole, {"minibatches": 2, **ROLLOUT}),

@@ -25,7 +25,7 @@ def report_of(case: str) -> dict[str, Any]:
     return json.loads(ran.stdout.splitlines()[-1])[case]
 
 
-@pytest.mark.parametrize("case", ["ppo, recurrent", "ppo, torch's AdamW", "a2c", "impala", "pqn"])
+@pytest.mark.parametrize("case", ["ppo, recurrent", "ppo, torch's AdamW", "ppo, worlds", "a2c", "impala", "pqn"])
 def test_rollout_on_device_equals_cpu_and_never_waits(case: str) -> None:
     found = report_of(case)
     assert found["distance"] < 1e-6
