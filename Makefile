@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist wo
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-slow test-faults test-viewers viewers docs dist bench clean
+.PHONY: help demo test test-slow test-faults test-viewers test-compat viewers docs dist bench clean
 
 help:
 	@echo 'make demo       train PPO on CartPole-v1 and print the path of the trajectories'
@@ -17,6 +17,7 @@ help:
 	@echo 'make test-slow  the slow tests'
 	@echo 'make test-faults  all tests of kills, signals, full disks, damaged files and leaks; about 25 minutes on two cores'
 	@echo 'make test-viewers  H5Web in Chromium, silx, h5dump and PyTables on the files of runs; keeps screenshots'
+	@echo 'make test-compat  environments of other packages, each in a virtual environment; PACKAGES="minigrid brax" selects'
 	@echo 'make docs       build the documentation site in build/docs'
 	@echo 'make dist       build the sdist and the wheel in dist'
 	@echo 'make bench      the benchmarks, with comparisons to other libraries'
@@ -41,6 +42,9 @@ test-faults: .venv/installed-test
 test-viewers: viewers .venv/installed-test .venv/installed-viewers build/viewers/bundle.js
 	REIN_VIEWERS=build/viewers $(BIN)/python -m pytest --timeout 600 tests/viewers
 	@echo 'screenshots: build/viewers/screenshots; python docs/screenshots.py makes those of docs/reference/file_format.md'
+
+test-compat: .venv/installed
+	$(BIN)/python tests/compat/run.py $(PACKAGES)
 
 viewers:
 	@for program in $(or $(CHROMIUM),chromium) npm h5dump h5ls; do command -v $$program >/dev/null || { \

@@ -269,6 +269,6 @@ def attributes(value: Any) -> dict[str, Any]:
         for name in getattr(kind, "__slots__", ()) if not isinstance(getattr(kind, "__slots__", ()), str) else ():
             try:
                 found[name] = object.__getattribute__(value, name)
-            except AttributeError:
+            except (AttributeError, TypeError):  # not set, or copied from another class, as in arrays of JAX
                 continue
     return found

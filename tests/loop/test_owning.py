@@ -184,3 +184,23 @@ def test_numpy_numbers_are_saved_as_numbers(tmp_path: Path) -> None:
     assert resumed.state.memory == {"best": 1.5, "at": 3, "found": True}
     assert [type(value) for value in resumed.state.memory.values()] == [float, int, bool]
     assert resumed.state.step_state == {"x": 1.0}
+
+
+def test_part_with_a_slot_of_another_class_is_searched(tmp_path: Path) -> None:
+    class Original:
+        __slots__ = ("value",)
+
+    class Copy:  # arrays of JAX are such objects
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            pass
+
+    Copy.__slots__ = ("value",)  # type: ignore[attr-defined]
+    Copy.value = Original.__dict__["value"]  # type: ignore[attr-defined]
+    loop = rein.Loop(lambda state: None, epochs=1, iterations=1)
+    loop.own("copy", Copy())
+    checkpoint(loop, rein.Checkpoints(tmp_path))
+    loop.run()
+    assert len(list(tmp_path.glob("*.h5"))) == 1
