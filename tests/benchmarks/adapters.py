@@ -89,11 +89,13 @@ def ant(num_envs: int, steps: int) -> None:
     import brax.envs
     import jax
 
-    bare = brax.envs.create("ant", batch_size=num_envs)  # resets to the first state of each environment
+    bare = brax.envs.create(
+        "ant", backend="spring", batch_size=num_envs
+    )  # resets to the first state of each environment
     step = jax.jit(bare.step)
     state = [jax.jit(bare.reset)(jax.random.PRNGKey(0))]
     random = jax.random.uniform(jax.random.PRNGKey(1), (64, num_envs, 8), minval=-1.0)
-    environment = JaxEnvironment(brax.envs.create("ant", auto_reset=False), num_envs=num_envs, seed=0)
+    environment = JaxEnvironment(brax.envs.create("ant", backend="spring", auto_reset=False), num_envs=num_envs, seed=0)
     environment.reset()
     actions = torch.from_dlpack(random)
 
@@ -121,5 +123,4 @@ if __name__ == "__main__":
             tensors(num_envs, source)
     if importlib.util.find_spec("brax") is not None:
         print("JaxEnvironment, brax's Ant on the CPU")
-        ant(16, 60)
-        ant(256, 12)
+        ant(64, 20)
