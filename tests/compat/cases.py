@@ -135,3 +135,61 @@ def envpool(num_envs: int, seed: int) -> Any:
     import rein
 
     return rein.make(envpool.make_gymnasium("CartPole-v1", num_envs=num_envs, seed=seed), num_envs, seed)
+
+
+@case(
+    "gymnax",
+    '`rein.JaxEnvironment(*gymnax.make("CartPole-v1"), num_envs=8)`',
+    requirements=("gymnax", "six"),
+    limits="needs `six`, which it does not install",
+    replays=False,
+)
+def gymnax(num_envs: int, seed: int) -> Any:
+    import gymnax
+
+    import rein
+
+    return rein.JaxEnvironment(*gymnax.make("CartPole-v1"), num_envs=num_envs, seed=seed)
+
+
+@case(
+    "brax",
+    '`rein.JaxEnvironment(brax.envs.create("inverted_pendulum", auto_reset=False), num_envs=8)`',
+    agent="SAC",
+    replays=False,
+)
+def brax(num_envs: int, seed: int) -> Any:
+    import brax.envs
+
+    import rein
+
+    env = brax.envs.create("inverted_pendulum", backend="spring", episode_length=40, auto_reset=False)
+    return rein.JaxEnvironment(env, num_envs=num_envs, seed=seed)
+
+
+@case(
+    "mjlab",
+    "`rein.TensorEnvironment(ManagerBasedRlEnv(cfg, device))` with `cfg.auto_reset = False`",
+    num_envs=2,
+    resumes=False,
+    replays=False,
+    limits="on a CPU, the first start compiles kernels",
+)
+def mjlab(num_envs: int, seed: int) -> Any:
+    from mjlab.envs import ManagerBasedRlEnv
+    from mjlab.tasks.registry import load_env_cfg
+
+    import rein
+
+    cfg = load_env_cfg("Mjlab-Cartpole-Balance")
+    cfg.scene.num_envs, cfg.auto_reset, cfg.episode_length_s = num_envs, False, 1.0
+    return rein.TensorEnvironment(ManagerBasedRlEnv(cfg, device="cpu"), seed=seed)
+
+
+@case("mpe2", "`rein.PettingZooEnvironment(simple_spread_v3.parallel_env, worlds=8)`", num_envs=2)
+def mpe2(num_envs: int, seed: int) -> Any:
+    from mpe2 import simple_spread_v3
+
+    import rein
+
+    return rein.PettingZooEnvironment(simple_spread_v3.parallel_env, worlds=num_envs, seed=seed)

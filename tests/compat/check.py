@@ -70,7 +70,7 @@ def replayed(case: Case, stored: rein.store.reader.Run) -> str | None:
     """Return the first difference between stored episodes and their replay."""
     environment = case.make(case.num_envs, 1)
     whole = stored.episodes["id"][stored.episodes["whole"]]
-    results = replay(environment, [stored.episode(number) for number in whole[:20]])
+    results = replay(environment, [stored.episode(number) for number in whole[:20]], run=stored)
     environment.close()
     found = [result for result in results if result.difference is not None]
     return f"episode {found[0].id} of {len(results)}: {found[0].difference}" if found else None

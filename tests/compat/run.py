@@ -25,8 +25,14 @@ FOLDER = ROOT / "build" / "compat"
 PAGE = ROOT / "docs" / "reference" / "environments.md"
 BEGIN, END = "<!-- written by make test-compat -->", "<!-- end -->"
 HEADER = "| package | environments | agent | resume | replay | limitations |\n|---|---|---|---|---|---|"
-INSTALL_TIMEOUT, CHECK_TIMEOUT = 1200, 600  # seconds
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "JAX_PLATFORMS": "cpu"}
+INSTALL_TIMEOUT, CHECK_TIMEOUT = 1200, 1200  # seconds
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "SDL_VIDEODRIVER": "dummy",
+    "SDL_AUDIODRIVER": "dummy",
+    "JAX_PLATFORMS": "cpu",
+    "JAX_COMPILATION_CACHE_DIR": str(FOLDER / "jax"),
+}
 
 
 class Result(NamedTuple):
