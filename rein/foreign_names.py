@@ -99,6 +99,12 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "layers": ("hidden",),
     "activation_fn": ("activation",),
     "features_extractor_class": ("encoder",),
+    "features_extractor": ("encoder",),
+    "network": ("actor", "encoder"),
+    "actor": ("network", "encoder"),
+    "critic": ("network",),
+    "q_network": ("network", "critic"),
+    "action_masks": ("action_mask",),
     "n_envs": ("num_envs",),
     "nenvs": ("num_envs",),
     "num_workers": ("num_envs",),
@@ -140,7 +146,7 @@ NOTES: dict[str, str] = {
     "activation_fn": "a name: tanh, relu, silu or gelu",
 }
 
-_NETWORKS = "give hidden=(64, 64), activation=, encoder= or a custom network= directly"
+_NETWORKS = "give hidden=(64, 64), activation=, encoder=, or custom networks directly"
 _HANDLERS = "attach handlers to the loop that rein.training_loop returns, as in @loop.epoch_ended"
 _VIDEO = "run `rein evaluate RUN --video FOLDER` afterwards"
 _SCHEDULE = "give a schedule, as in learning_rate=linear(3e-4, 0.0, env_steps=100_000)"

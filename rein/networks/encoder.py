@@ -279,7 +279,9 @@ class Preprocessor(nn.Module):
 
     def _visible(self, observation: Tree) -> Tree:
         seen = visible(observation)
-        return seen[self._only] if self._only is not None and isinstance(seen, dict) else seen
+        if self._only is not None and seen is observation and isinstance(seen, dict) and seen.keys() == {self._only}:
+            return seen[self._only]
+        return seen
 
     def _features(self, observation: Tree) -> Tensor:
         if self._flatten is None:

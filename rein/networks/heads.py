@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -210,9 +210,14 @@ def action_head(
     inner = children(space)
     if inner is not None:
         return ProductHead({name: action_head(features, part, generator, **how) for name, part in inner.items()})
-    if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+    if is_continuous(space):
         return ContinuousHead(features, space, generator, **how)
     return DiscreteHead(features, space, gain, generator)
+
+
+def is_continuous(space: spaces.Space[Any]) -> TypeGuard[spaces.Box]:
+    """Return whether an action space is a Box of floating-point numbers."""
+    return isinstance(space, spaces.Box) and space.dtype.kind == "f"
 
 
 def choices(space: spaces.Space[Any]) -> tuple[list[int], np.ndarray[Any, Any]]:
@@ -254,7 +259,7 @@ def check_mask(space: spaces.Space[Any], action_space: spaces.Space[Any], path: 
         for name, part in masks.items():
             check_mask(part, inner[name], f"{path}.{name}")
         return
-    if isinstance(action_space, spaces.Box) and action_space.dtype.kind == "f":
+    if is_continuous(action_space):
         raise ValueError(f"{path}: the action space is {action_space}; only discrete actions can be masked")
     count = sum(choices(action_space)[0])
     if space.shape != (count,):

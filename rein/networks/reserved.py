@@ -63,8 +63,8 @@ def visible_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     others = {name: part for name, part in space.spaces.items() if name not in RESERVED}
     if not others:
         raise ValueError(
-            f"the observation space is {space}: {' and '.join(sorted(space.spaces))} are reserved entries; add an "
-            "entry for the observation itself"
+            f"the observation space is {space}, which has only reserved entries ({', '.join(sorted(space.spaces))}): "
+            "add an entry for the observation itself"
         )
     return next(iter(others.values())) if len(others) == 1 else spaces.Dict(others)
 

@@ -26,10 +26,10 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.contract import agents_per_world, check_observation, check_time_step
-from rein.envs.base.masks import choices
 from rein.envs.base.spaces import Codec
 from rein.errors import ReinError
 from rein.networks.encoder import children
+from rein.networks.heads import choices
 from rein.networks.reserved import ACTION_MASK, entry
 from rein.ops.random import episode_seeds
 from rein.ops.trees import leaves, map_tree
@@ -403,7 +403,7 @@ def valid_actions(action: Tree, mask: Tree, space: spaces.Space[Any]) -> Tree:
         return action
     low = torch.as_tensor(getattr(space, "start", getattr(space, "low", 0)), device=action.device)
     index_NK, columns = (action - low).reshape(len(action), -1), []
-    for index_N, valid_NC in zip(index_NK.unbind(1), (mask != 0).split(choices(space), 1), strict=True):
+    for index_N, valid_NC in zip(index_NK.unbind(1), (mask != 0).split(choices(space)[0], 1), strict=True):
         count_N = valid_NC.sum(1)
         order_NC = valid_NC.to(torch.int8).argsort(dim=1, descending=True, stable=True)  # the valid ones first
         other_N = order_NC.gather(1, (index_N % count_N.clamp(min=1))[:, None])[:, 0]

@@ -250,6 +250,18 @@ def test_mask_of_another_shape_is_an_error() -> None:
         rein.make(Short, N, 0, action_mask=True).reset()
 
 
+def test_mask_of_an_unknown_part_is_an_error() -> None:
+    class Typo(Masked):
+        def observe(self, over: bool = False) -> Any:
+            observation, info = super().observe(over)
+            return observation, {"action_mask": {"mvoe": info["action_mask"]["move"], "size": None}}
+
+    with pytest.raises(
+        rein.EnvironmentContractError, match=r"info.action_mask: expected an action mask of Dict\('move'"
+    ):
+        rein.make(functools.partial(Typo, "dict"), N, 0, action_mask=True).reset()
+
+
 @pytest.mark.parametrize("processes", [False, True])
 def test_unused_mask_is_warned_about_once(processes: bool, caplog: pytest.LogCaptureFixture) -> None:
     _warned.clear()

@@ -32,7 +32,7 @@ def test_several_remaining_entries_stay_a_dict() -> None:
 
 
 def test_observations_of_reserved_entries_only_are_refused() -> None:
-    with pytest.raises(ValueError, match="reserved"):
+    with pytest.raises(ValueError, match="only reserved entries \\(action_mask\\): add an entry"):
         visible_space(spaces.Dict({"action_mask": MASK}))
 
 
@@ -51,6 +51,20 @@ def test_preprocessor_separates_features_mask_and_critic_observation() -> None:
     assert inputs.critic is not None
     assert torch.equal(inputs.critic, observation["critic_observation"])
     assert torch.equal(Preprocessor(space, CPU)(observation), observation["observation"])
+
+
+@pytest.mark.parametrize("kind", [spaces.Dict, spaces.Tuple])
+def test_single_remaining_entry_may_be_a_dict(kind: type) -> None:
+    parts = spaces.Dict({"a": VECTOR, "b": HIDDEN}) if kind is spaces.Dict else spaces.Tuple((VECTOR, HIDDEN))
+    first, second = "ab" if kind is spaces.Dict else "01"
+    inner = {first: torch.randn(5, 3), second: torch.randn(5, 2)}
+    whole = {"observation": inner, "critic_observation": torch.randn(5, 2)}
+    space = spaces.Dict({"observation": parts, "critic_observation": HIDDEN})
+    preprocess = Preprocessor(space, CPU, normalize=True)
+    preprocess.update(whole)
+    expected = preprocess.normalizer(torch.cat([inner[first], inner[second]], 1))  # type: ignore[misc]
+    for observation in (whole, inner, {"observation": inner}):
+        assert torch.equal(preprocess(observation), expected)
 
 
 def test_critic_observations_are_normalized_like_observations() -> None:

@@ -39,6 +39,7 @@ CACHE_ROWS = 4096  # rows whose activations fit the cache, in networks of 64 fea
 
 
 _NONE: Any = None  # value of a column that a loss does not use
+_TREES = (dict, Inputs)
 
 
 class Batch(NamedTuple):
@@ -47,9 +48,7 @@ class Batch(NamedTuple):
     Columns that the loss does not use are None. Comments give the shapes for rows; sequences have (T, N) instead of M.
     """
 
-    features: Any = (
-        _NONE  # (M, F) preprocessed observations, a tree for custom networks; Inputs if they have reserved entries
-    )
+    features: Any = _NONE  # (M, F), a tree for custom networks, or Inputs if observations have reserved entries
     action: Tensor = _NONE  # (M, A) scaled to [-1, 1], or (M,) int64 counted from 0
     sample: Any = _NONE  # (M, ...) sample of the policy, or a dictionary, before it was converted to an action
     log_prob: Tensor = _NONE  # (M,) log probability of the sample
@@ -82,12 +81,10 @@ class Batch(NamedTuple):
         if carry is not None:
             return Batch._make([*map_tree(lambda column: column[:, index], columns), carry[index]])
         take: Any = Tensor.__getitem__ if isinstance(index, slice) else _select  # three times as fast as indexing
-        selected = [
-            column if column is None or isinstance(column, dict | Inputs) else take(column, index) for column in self
-        ]
+        selected = [column if column is None or isinstance(column, _TREES) else take(column, index) for column in self]
         batch = Batch._make(selected)
         for name in ("features", "sample"):
-            if isinstance(tree := getattr(self, name), dict | Inputs):
+            if isinstance(tree := getattr(self, name), _TREES):
                 batch = batch._replace(**{name: map_tree(lambda column: take(column, index), tree)})
         return batch
 

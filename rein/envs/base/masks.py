@@ -16,22 +16,9 @@ from torch import Tensor
 
 from rein.errors import EnvironmentContractError
 from rein.networks.encoder import children
+from rein.networks.heads import choices, is_continuous
 from rein.networks.reserved import ACTION_MASK, entry
 from rein.types import Tree
-
-
-def choices(space: spaces.Space[Any]) -> list[int]:
-    """Return the number of choices of each integer of an action; an empty list for a Box of floating-point numbers."""
-    if isinstance(space, spaces.Discrete):
-        return [int(space.n)]
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.reshape(-1).tolist()
-    if isinstance(space, spaces.MultiBinary):
-        return [2] * int(np.prod(space.shape))
-    if isinstance(space, spaces.Box) and space.dtype.kind != "f":
-        return (space.high.astype(np.int64) - space.low.astype(np.int64) + 1).reshape(-1).tolist()
-    return []
-
 
 _Place = tuple[tuple[str, ...], np.ndarray[Any, Any]]  # path of a mask, and where the choices of each integer begin
 
@@ -93,7 +80,7 @@ def _places(observation_space: spaces.Space[Any], action_space: spaces.Space[Any
 
 def _find(mask: spaces.Space[Any], action: spaces.Space[Any], path: tuple[str, ...]) -> Iterator[_Place]:
     inner, actions = children(mask), children(action)
-    if inner is None and actions is None and (numbers := choices(action)):
-        yield path, np.cumsum([0, *numbers[:-1]])
+    if inner is None and actions is None and not is_continuous(action):
+        yield path, np.cumsum([0, *choices(action)[0][:-1]])
     for name in (inner or {}).keys() & (actions or {}).keys():
         yield from _find(inner[name], actions[name], (*path, name))  # type: ignore[index]  # both have the name

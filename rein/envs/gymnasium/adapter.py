@@ -91,7 +91,7 @@ def _explain_keyword(source: Source, make_kwargs: Mapping[str, Any], error: Type
     """Raise TypeError with rein's name of an option if the environment refused the name of another library."""
     for name in make_kwargs:
         ours = next(iter(OPTIONS.get(name, ())), "")
-        if ours in ("num_envs", "seed") and f"'{name}'" in str(error):
+        if ours in ("num_envs", "seed", "action_mask") and f"'{name}'" in str(error):
             raise TypeError(f"{name_of(source)}: there is no option {name}; use {ours}") from error
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from rein.envs.base.masks import choices
 from rein.envs.base.spaces import Codec
 from rein.errors import EnvironmentContractError
 from rein.networks.encoder import children
+from rein.networks.heads import choices, is_continuous
 from rein.networks.reserved import ACTION_MASK, entry
 from rein.types import Tree
 
@@ -44,8 +44,7 @@ def mask_space(action_space: spaces.Space[Any]) -> spaces.Space[Any] | None:
     """
     inner = children(action_space)
     if inner is None:
-        number = sum(choices(action_space))
-        return spaces.MultiBinary(number) if number else None
+        return None if is_continuous(action_space) else spaces.MultiBinary(sum(choices(action_space)[0]))
     parts = {name: mask for name, part in inner.items() if (mask := mask_space(part)) is not None}
     return spaces.Dict(parts) if parts else None
 
@@ -90,7 +89,7 @@ def as_mask(space: spaces.Space[Any], mask: Any, who: str) -> Any:
     Raises EnvironmentContractError, whose message begins with `who`, for anything else.
     """
     if isinstance(space, spaces.Dict):
-        if mask is None or isinstance(mask, Mapping | tuple | list):
+        if mask is None or isinstance(mask, tuple | list) or _has_known_keys(mask, space):
             return {name: as_mask(part, _part(mask, name), f"{who}.{name}") for name, part in space.spaces.items()}
     elif mask is None:
         return np.ones(space.shape or (), np.int8)
@@ -107,6 +106,11 @@ def as_mask(space: spaces.Space[Any], mask: Any, who: str) -> Any:
 
 def _is_mask(value: np.ndarray[Any, Any], shape: tuple[int, ...] | None) -> bool:
     return value.shape == shape and value.dtype.kind in "biuf"
+
+
+def _has_known_keys(mask: Any, space: spaces.Dict) -> bool:
+    """Return whether a mask is a dictionary of parts of the space. Other keys may have None."""
+    return isinstance(mask, Mapping) and all(mask[key] is None for key in mask.keys() - space.spaces.keys())
 
 
 def _part(mask: Any, name: str) -> Any:
