@@ -92,7 +92,7 @@ def replay(
         environment: A `Replayable` environment that is used for nothing else.
         episodes: Episodes to replay.
         film: Function that receives the frame before each action, up to the first difference. Requires a single
-            episode.
+            episode. If an agent leaves a multi-agent world early, the frames continue until the last agent leaves.
         run: Run of the episodes. Required for multi-agent worlds, to read the actions of the other agents.
 
     Raises:
@@ -107,7 +107,7 @@ def replay(
         raise ValueError(
             "replay: an episode of a multi-agent world needs run=, to read the actions of the other agents"
         )
-    compared = [_Comparison(episode, environment.num_envs, agents, run) for episode in episodes]
+    compared = [_Comparison(episode, environment.num_envs, agents, run, film is not None) for episode in episodes]
     queues: list[list[_Comparison]] = [[] for _ in range(environment.num_envs // agents)]  # of environments or worlds
     for comparison in compared:
         queues[comparison.row // agents].append(comparison)
@@ -119,7 +119,9 @@ def replay(
 class _Comparison:
     """Stored episode and its agreement with the replay so far."""
 
-    def __init__(self, episode: Recorded, num_envs: int = 1, agents: int = 1, run: Run | None = None) -> None:
+    def __init__(
+        self, episode: Recorded, num_envs: int = 1, agents: int = 1, run: Run | None = None, filmed: bool = False
+    ) -> None:
         self.episode = episode
         self.row = episode.environment % num_envs  # in which the episode is replayed
         name = f"episode {episode.id}"
@@ -128,8 +130,10 @@ class _Comparison:
         if "action" not in episode.fields:
             raise ValueError(f"{name}: cannot be replayed, because its actions were not stored")
         self.actions: Tree = map_tree(lambda x: np.asarray(x)[:, None], episode.fields["action"])  # (L, K, *A)
+        self._steps = episode.length  # to play
         if agents > 1:
-            self.actions = _actions_of_world(episode, agents, run)
+            self._steps = _steps_of_world(episode, agents, run) if filmed else episode.length
+            self.actions = _actions_of_world(episode, agents, run, self._steps)
         raw = "raw_reward" if "raw_reward" in episode.fields else "reward"  # the environment's reward
         self._fields = [name for name in ("observation", raw, "terminated", "truncated") if name in episode.fields]
         self._stored = {name: dict(_by_path(episode.fields[name], (name,))) for name in self._fields}
@@ -142,6 +146,10 @@ class _Comparison:
     def is_open(self, step: int) -> bool:
         """Return whether transition `step` still has to be played."""
         return self._difference is None and step < self.episode.length
+
+    def is_played(self, step: int) -> bool:
+        """Return whether transition `step` has to be played, for the comparison or for the video of the world."""
+        return self._difference is None and step < self._steps
 
     def see(self, step: int, observation: Tree) -> None:
         """Compare the observation before the action of `step`."""
@@ -204,13 +212,13 @@ def _play(
             if comparison.is_open(step):
                 comparison.see(step, map_tree(lambda x, i=comparison.row: x[i], observation))
         open_episodes = {c.row: c for c in chosen.values() if c.is_open(step)}
-        if not open_episodes:
+        open_worlds = {index for index, comparison in chosen.items() if comparison.is_played(step)}
+        if not open_worlds:
             return
         if film is not None:
-            film(environment.render(next(iter(open_episodes))))
+            film(environment.render(first.row))
         actions = [_action(comparison, step) for comparison in played]
         action = map_tree(lambda *parts: torch.from_numpy(np.concatenate(parts)), *actions)
-        open_worlds = {row // agents for row in open_episodes}
         active = [row // agents in open_worlds for row in range(environment.num_envs)]
         active_N = torch.tensor(active, dtype=torch.bool, device=environment.device)
         time_step = step_active(environment, to_device(action, environment.device), active_N)
@@ -236,8 +244,16 @@ def _by_path(tree: Tree, path: _Path) -> Iterator[tuple[_Path, Any]]:
         yield path, tree
 
 
-def _actions_of_world(episode: Any, agents: int, run: Any) -> Tree:
-    """Return the actions (L, K, *A) of all agents of the world in which an episode was played.
+def _steps_of_world(episode: Any, agents: int, run: Any) -> int:
+    """Return the number of steps from the start of an episode to the last stored end of an agent of its world."""
+    table = run.episodes
+    same_E = (table["environment"] // agents == episode.environment // agents) & (table["seed"] == episode.seed)
+    same_E &= table["first_step"] == episode.first_step
+    return int(table["last_step"][same_E].max()) - episode.first_step + 1
+
+
+def _actions_of_world(episode: Any, agents: int, run: Any, steps: int) -> Tree:
+    """Return the actions (L, K, *A) of all agents in the first steps of the world in which an episode was played.
 
     The action of an agent that has left is not stored. It is replaced by the first action of the agent.
     """
@@ -245,11 +261,11 @@ def _actions_of_world(episode: Any, agents: int, run: Any) -> Tree:
     epoch = np.searchsorted(epochs["first_step"], episode.first_step, "right") - 1
     row = int(epochs["first_row"][epoch] + episode.first_step - epochs["first_step"][epoch])
     begin = episode.environment // agents * agents
-    rows, world = slice(row, row + episode.length), slice(begin, begin + agents)
+    rows, world = slice(row, row + steps), slice(begin, begin + agents)
     actions = map_tree(lambda x: x[:, world], run.field("action", rows))
     if "valid" not in run.fields:
         return actions
-    step_LK = np.arange(episode.length)[:, None] * run.field("valid", rows)[:, world]
+    step_LK = np.arange(steps)[:, None] * run.field("valid", rows)[:, world]
     return map_tree(lambda x: x[step_LK, np.arange(agents)], actions)
 
 

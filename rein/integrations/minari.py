@@ -199,6 +199,7 @@ def export_minari(
     action_space: spaces.Space[Any],
     *,
     environment: str | EnvSpec | None = None,
+    rows: Collection[int] | None = None,
     **about: Any,
 ) -> Any:
     """Create a Minari dataset from the complete episodes of a run.
@@ -214,6 +215,8 @@ def export_minari(
         observation_space: space of one observation.
         action_space: space of one action.
         environment: Gymnasium environment to name in the dataset.
+        rows: environments (0 to N - 1) whose episodes are exported, such as the rows of one agent of multi-agent
+            worlds. By default all.
         **about: arguments of `minari.create_dataset_from_buffers`, such as `author`, `description`, `ref_max_score`.
 
     Returns:
@@ -249,7 +252,7 @@ def export_minari(
         raise ValueError(f"{dataset_id}: the dataset exists already, in {path}; give another name or version")
     found = {"observation_space": narrowed(observation_space), "action_space": narrowed(action_space)}
     episodes: Any = (  # a generator is enough: episodes are written one by one
-        EpisodeBuffer(id=n, **_buffer(e, *found.values())) for n, e in enumerate(whole_episodes(trajectories))
+        EpisodeBuffer(id=n, **_buffer(e, *found.values())) for n, e in enumerate(whole_episodes(trajectories, rows))
     )
     try:
         with warnings.catch_warnings():
@@ -271,8 +274,8 @@ def export_minari(
     return dataset
 
 
-def whole_episodes(trajectories: Iterable[Trajectory]) -> Iterator[Whole]:
-    """Yield the complete episodes in the order of their ends. Reads one epoch at a time."""
+def whole_episodes(trajectories: Iterable[Trajectory], chosen: Collection[int] | None = None) -> Iterator[Whole]:
+    """Yield the complete episodes of the chosen environments in the order of their ends. Reads one epoch at a time."""
     begun: dict[int, list[tuple[int, Any]]] = {}  # by environment: first step and rows of each part of an open episode
     for trajectory in trajectories:
         first = trajectory.first_step
@@ -280,6 +283,8 @@ def whole_episodes(trajectories: Iterable[Trajectory]) -> Iterator[Whole]:
         length, num_envs = next((leaf.shape[:2] for _, leaf in leaves(rows)), (0, 0))
         ended = np.full(num_envs, first - 1)
         for index, (n, last) in enumerate(zip(table.environment.tolist(), table.last_step.tolist(), strict=True)):
+            if chosen is not None and n not in chosen:
+                continue
             pieces = [*begun.get(n, []), (first, map_tree(lambda leaf, n=n: leaf[:, n], rows))]
             fields = _cut(pieces, int(table.first_step[index]), last)
             ended[n] = max(ended[n], last)
@@ -287,7 +292,7 @@ def whole_episodes(trajectories: Iterable[Trajectory]) -> Iterator[Whole]:
                 final = map_tree(lambda leaf, i=index: leaf[i], table.final_observation)
                 ends = bool(table.terminated[index]), bool(table.truncated[index])
                 yield Whole(fields, final, int(table.seed[index]), *ends)
-        for n in range(num_envs):
+        for n in range(num_envs) if chosen is None else chosen:
             kept = begun.get(n, []) if ended[n] < first else []
             start = int(ended[n]) + 1 - first
             rest = map_tree(lambda leaf, n=n, start=start: leaf[start:, n].copy(), rows)

@@ -69,3 +69,41 @@ def test_error_is_one_line(tmp_path, capsys, to, text):
     assert ended.value.code == 1
     assert text in error and error.count("\n") == 1
     assert not list((tmp_path / "datasets").rglob("*.hdf5"))
+
+
+def test_worlds_are_exported_by_agent_or_together(tmp_path, capsys):
+    worlds = rein.envs.Navigation(3, 2, early_leave=True, seed=0, max_episode_steps=13)
+    path = tmp_path / "run"
+    agent, store = PPO(worlds, rollout_steps=40, minibatches=2, hidden=(8,), seed=0), rein.HDF5Store(path, max_epochs=2)
+    loop = rein.training_loop(agent, worlds, store, seed=0, iterations=40)
+
+    @loop.action_selected
+    def steer(state):
+        """Move agents 1 straight to their targets, so that they leave early."""
+        straight = (3.0 * state.step_state.observation[:, 2:4]).clamp(-1.0, 1.0)
+        action = state.step_state.action.clone()
+        action[1::2] = straight[1::2]
+        state.step_state = state.step_state._replace(action=action)
+
+    loop.run(epochs=3)
+    store.close()
+    run = rein.open_run(path)
+    assert not run.field("valid").all()  # agents have left early
+    main(["export", str(path), "--to", "minari", "worlds/all-v0"])
+    main(["export", str(path), "--to", "minari", "worlds/second-v0", "--agent", "1"])
+    output = capsys.readouterr().out
+    ids, environments = run.episodes["id"], run.episodes["environment"]
+    for name, chosen in (("all", ids), ("second", ids[environments % 2 == 1])):
+        dataset = minari.load_dataset(f"worlds/{name}-v0")
+        assert dataset.total_episodes == len(chosen) > 3
+        for exported, id in zip(dataset.iterate_episodes(), chosen.tolist(), strict=True):
+            stored = run.episode(id)
+            assert np.array_equal(exported.rewards, stored.fields["reward"])
+            assert np.array_equal(exported.observations[:-1], stored.fields["observation"])
+            assert np.array_equal(exported.observations[-1], stored.final_observation)
+            assert np.array_equal(exported.actions, stored.fields["action"])
+        valid = run.field("valid")[:, (slice(None) if name == "all" else slice(1, None, 2))]
+        assert f"omitted {valid.sum() - dataset.total_steps} steps" in output
+    with pytest.raises(SystemExit):
+        main(["export", str(path), "--to", "minari", "worlds/third-v0", "--agent", "2"])
+    assert "--agent 2: the worlds of this run have the agents 0 to 1" in capsys.readouterr().err

@@ -245,6 +245,19 @@ def test_video_of_an_agent_shows_its_world(stored: rein.Run, tmp_path: Path) -> 
     assert (tmp_path / "world.mp4").stat().st_size > 1000
 
 
+def test_video_of_an_agent_that_leaves_early_lasts_until_its_world_ends(stored: rein.Run) -> None:
+    table = stored.episodes
+    worlds = list(zip(table["environment"] // 4, table["seed"], strict=True))
+    lasts = {world: max(n for n, w in zip(table["last_step"], worlds, strict=True) if w == world) for world in worlds}
+    early = next(e for e, w in enumerate(worlds) if table["last_step"][e] < lasts[w] and worlds.count(w) == 4)
+    episode, frames = stored.episode(int(table["id"][early])), []
+    (result,) = replay(environment_of(stored), [episode], film=frames.append, run=stored)
+    assert result.difference is None
+    assert result.length == episode.length
+    assert len(frames) == lasts[worlds[early]] - table["first_step"][early] + 1 > episode.length
+    assert not np.array_equal(frames[-1], frames[episode.length])  # others still move
+
+
 def test_recorded_video_lasts_until_the_world_ends(tmp_path: Path) -> None:
     environment = RecordVideo(Navigation(2, 2, early_leave=True, seed=0, max_episode_steps=9), tmp_path)
     environment.reset()
