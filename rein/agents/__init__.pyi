@@ -5,6 +5,7 @@ from rein.agents.base.deterministic import DeterministicAgent as DeterministicAg
 from rein.agents.base.exploration import GaussianNoise as GaussianNoise
 from rein.agents.base.exploration import OrnsteinUhlenbeck as OrnsteinUhlenbeck
 from rein.agents.base.exploration import Plateau as Plateau
+from rein.agents.base.multi_agent import MultiAgent as MultiAgent
 from rein.agents.base.network_agent import NetworkAgent as NetworkAgent
 from rein.agents.base.on_policy import OnPolicyAgent as OnPolicyAgent
 from rein.agents.base.optimizers import Adam as Adam

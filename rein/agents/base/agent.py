@@ -28,7 +28,7 @@ from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, generator, own_state, restore_own
 from rein.ops.trees import checked_device, leaves
 from rein.schedules import Schedule
-from rein.types import Transition, Tree
+from rein.types import Group, Transition, Tree
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(option, attrs.field))
@@ -72,7 +72,7 @@ class Agent(_HasOptions, abc.ABC):
     the run and restored bit for bit.
 
     Args:
-        env: Environment, or observation space of one environment.
+        env: Environment, group of a multi-agent environment, or observation space of one environment.
         action_space: Action space of one environment, if `env` is a space.
     """
 
@@ -85,6 +85,8 @@ class Agent(_HasOptions, abc.ABC):
     reports: ClassVar[tuple[str, ...]] = ()  # metrics that every epoch reports; NaN without an update
 
     def __attrs_post_init__(self) -> None:
+        if self.action_space is None and isinstance(self.observation_space, Group):
+            _, self.observation_space, self.action_space = self.observation_space
         if self.action_space is None and hasattr(self.observation_space, "single_action_space"):
             environment = self.observation_space
             self.observation_space = environment.single_observation_space

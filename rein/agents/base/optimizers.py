@@ -260,7 +260,12 @@ def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
 
 
 def learning_rates(agent: Any) -> dict[str, float]:
-    """Return the current value of `learning_rate`, `actor_learning_rate` and so on, for those that are not None."""
+    """Return the current value of `learning_rate`, `actor_learning_rate` and so on, for those that are not None.
+
+    The names of a `MultiAgent` have the prefix of a group.
+    """
+    if agents := getattr(agent, "agents", None):
+        return {f"{name}/{key}": rate for name, part in agents.items() for key, rate in learning_rates(part).items()}
     names = [name for name in dir(agent) if name.endswith("learning_rate") and not name.startswith("_")]
     values, counts = (
         {name: getattr(agent, name) for name in names},
@@ -358,6 +363,8 @@ def _losses(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
 @torch.no_grad()
 def check_parameters(part: Any) -> None:
     """Raise NonFiniteError if a parameter of a module, or of the networks or the table of an agent, is not finite."""
+    for agent in getattr(part, "agents", {}).values():
+        check_parameters(agent)
     networks = part if isinstance(part, nn.Module) else getattr(part, "networks", None)
     if isinstance(networks, nn.Module):
         values, named = [*networks.parameters()], networks.named_parameters()

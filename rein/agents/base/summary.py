@@ -12,8 +12,11 @@ def named_parameters(agent: Any) -> dict[str, Tensor]:
     """Return the parameters of all networks of an agent by their path, such as `actor.head.weight`.
 
     The paths start at the attributes of the agent, or inside of `agent.networks`. For an agent without networks, the
-    parameters are its floating-point tensors, such as the table of `rein.QLearning`.
+    parameters are its floating-point tensors, such as the table of `rein.QLearning`. The paths of a `MultiAgent` start
+    with the name of a group.
     """
+    if agents := getattr(agent, "agents", None):
+        return {f"{name}.{path}": x for name, part in agents.items() for path, x in named_parameters(part).items()}
     return {".".join(filter(None, (layer, name))): parameter for layer, _, name, parameter in _walk(agent)}
 
 

@@ -1,0 +1,248 @@
+"""Different agents for the groups of multi-agent environments."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import rein
+from rein.agents.base.summary import named_parameters
+from rein.networks.recurrent import GRU
+from rein.testing import AgentContract
+from rein.testing.stateful import copy_state, first_difference
+
+
+class Tag:
+    """Parallel environment on a circle: hunters get a reward near the prey, and the prey far from them.
+
+    Hunters have 3 actions and see 2 numbers. The prey has 2 actions and sees 3 numbers.
+    """
+
+    possible_agents = ("hunter_0", "prey_0", "hunter_1")
+    agents: list[str]
+
+    def observation_space(self, name: str) -> spaces.Space[Any]:
+        return spaces.Box(-1.0, 1.0, (3 if name == "prey_0" else 2,))
+
+    def action_space(self, name: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2 if name == "prey_0" else 3)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self.steps = [*self.possible_agents], 0
+        self.place = dict(zip(self.agents, np.random.default_rng(seed).uniform(0, 6.28, 3), strict=True))
+        return self._seen(), {}
+
+    def step(self, actions: dict[str, int]) -> Any:
+        names, self.steps = self.agents, self.steps + 1
+        for name, action in actions.items():
+            assert self.action_space(name).contains(action)
+            self.place[name] += 0.1 * (action - 1)
+        late, never = dict.fromkeys(names, self.steps >= 10), dict.fromkeys(names, False)
+        self.agents = [] if self.steps >= 10 else names
+        return self._seen(), self.rewards(actions), never, late, {}
+
+    def rewards(self, actions: dict[str, int]) -> dict[str, float]:
+        near = {name: float(np.cos(self.place[name] - self.place["prey_0"])) for name in actions}
+        return {**near, "prey_0": -near["hunter_0"] - near["hunter_1"]}
+
+    def _seen(self) -> dict[str, np.ndarray]:
+        prey = self.place["prey_0"]
+        near = {name: [np.cos(x - prey), np.sin(x - prey)] for name, x in self.place.items()}
+        near["prey_0"] = [np.cos(prey), *[near[name][1] for name in ("hunter_0", "hunter_1")]]
+        return {name: np.array(value, np.float32) for name, value in near.items()}
+
+    def close(self) -> None:
+        pass
+
+
+class Opposite(Tag):
+    """Hunters get a reward for action 2, and the prey for action 0."""
+
+    def rewards(self, actions: dict[str, int]) -> dict[str, float]:
+        return {name: float(action == (0 if name == "prey_0" else 2)) for name, action in actions.items()}
+
+
+def tag(worlds: int = 3, seed: int | None = 0) -> rein.PettingZooEnvironment:
+    return rein.PettingZooEnvironment(Tag, worlds, seed)
+
+
+def on_policy(group: Any, seed: int | None = None, **options: Any) -> rein.PPO:
+    return rein.PPO(group, rollout_steps=8, update_epochs=1, minibatches=2, hidden=(8,), seed=seed, **options)
+
+
+def off_policy(group: Any) -> rein.DQN:
+    return rein.DQN(group, hidden=(8,), batch_size=8, learning_starts=16, capacity=200)
+
+
+def multi_agent(env: Any, seed: int | None = 0, prey: Any = on_policy) -> rein.MultiAgent:
+    groups = env.groups
+    return rein.MultiAgent(env, {"hunter": on_policy(groups["hunter"]), "prey": prey(groups["prey"])}, seed=seed)
+
+
+class TestMultiAgent(AgentContract):
+    num_envs, steps = 9, 40
+
+    @pytest.fixture(
+        autouse=True,
+        params=[on_policy, off_policy, functools.partial(on_policy, core=functools.partial(GRU, features=4))],
+        ids=["PPO", "DQN", "recurrent PPO"],
+    )
+    def _variant(self, request: pytest.FixtureRequest) -> None:
+        self.prey = request.param
+
+    def make(self, seed: int | None) -> rein.MultiAgent:
+        return multi_agent(tag(), seed, self.prey)
+
+    def environment(self, num_envs: int, seed: int) -> Any:
+        return tag(num_envs // 3, seed)
+
+    def learned(self, agent: rein.MultiAgent) -> Any:
+        return {name: super(TestMultiAgent, self).learned(part) for name, part in agent.agents.items()}
+
+
+def test_agents_of_groups_get_the_original_spaces_and_their_rows() -> None:
+    env = tag()
+    agent = multi_agent(env)
+    seen: dict[str, Any] = {}
+    for name, part in agent.agents.items():
+
+        def record(transition: Any, name: str = name, inner: Any = part.record_observation) -> None:
+            seen[name] = transition
+            inner(transition)
+
+        part.record_observation = record
+    loop = rein.training_loop(agent, env, seed=0, iterations=1)
+    kept: list[Any] = []
+    loop.observation_recorded(lambda state: kept.append(state.step_state.transition))
+    loop.run()
+    (transition,) = kept
+    for name, group in env.groups.items():
+        part, size = seen[name], group.observation_space.shape[0]
+        assert torch.equal(part.reward, transition.reward[group.rows])
+        assert torch.equal(part.action, transition.action[group.rows])
+        assert torch.equal(part.observation, transition.observation[group.rows, :size])
+        assert torch.equal(part.extras["log_prob"], transition.extras["log_prob"][group.rows])
+    assert agent.env_steps == 9
+    assert agent.agents["prey"].env_steps == 3
+
+
+def test_group_learns_as_an_agent_that_trains_alone_on_its_rows() -> None:
+    env = tag()
+    agent = multi_agent(env, seed=None)
+    for name, part in agent.agents.items():
+        part.reseed({"hunter": 1, "prey": 2}[name])
+    alone = on_policy(env.groups["prey"], seed=2)
+    rows = env.groups["prey"].rows
+    observation = env.reset()
+    for _ in range(20):
+        action, extras = agent.select_action(observation)
+        step = env.apply_action(action)
+        transition = rein.Transition(
+            observation,
+            action,
+            step.reward,
+            step.terminated,
+            step.truncated,
+            step.final_observation,
+            step.valid,
+            extras,
+        )
+        agent.record_observation(transition)
+        agent.optimize_model()
+        one, more = alone.select_action(observation[rows])
+        assert torch.equal(one, action[rows])
+        ends = step.terminated[rows], step.truncated[rows], step.final_observation[rows], step.valid[rows]
+        alone.record_observation(rein.Transition(observation[rows], one, step.reward[rows], *ends, more))
+        alone.optimize_model()
+        observation = step.observation
+    assert alone.updates
+    assert first_difference(alone.state_dict(), agent.agents["prey"].state_dict()) is None
+
+
+def test_metrics_have_the_group_as_prefix() -> None:
+    env = tag()
+    agent = multi_agent(env)
+    state = rein.train(agent, env, epochs=1, iterations=16)
+    assert np.isfinite(state.metrics["hunter/policy_loss"])
+    assert np.isfinite(state.metrics["prey/policy_loss"])
+    assert state.metrics["prey/learning_rate"] == pytest.approx(3e-4)
+    assert {name.partition(".")[0] for name in named_parameters(agent)} == {"hunter", "prey"}
+
+
+def test_run_is_stored_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    def build(folder: str) -> Any:
+        env = tag()
+        agent = multi_agent(env, prey=off_policy)
+        loop = rein.training_loop(agent, env, rein.HDF5Store(tmp_path / folder), seed=0, epochs=4, iterations=13)
+        return agent, loop
+
+    whole, loop = build("whole")
+    loop.run()
+    _, loop = build("half")
+    rein.checkpoint(loop)
+    loop.run(epochs=2)
+    again, loop = build_resumed(tmp_path / "half")
+    loop.run(epochs=4)
+    assert first_difference(copy_state(whole.state_dict()), again.state_dict()) is None
+    fields = rein.open_run(tmp_path / "half").fields
+    assert {"value", "log_prob"} <= {*fields}
+
+
+def build_resumed(path: Path) -> Any:
+    env = tag()
+    agent = multi_agent(env, prey=off_policy)
+    loop = rein.training_loop(agent, env, rein.HDF5Store(path, exist="resume"), seed=0, epochs=4, iterations=13)
+    rein.resume(loop, path)
+    return agent, loop
+
+
+def test_policy_evaluates_with_another_number_of_worlds() -> None:
+    agent = multi_agent(tag())
+    env = tag(5, seed=1)
+    result = rein.evaluate(agent, env, 15)
+    assert {name: len(x) for name, x in result.group_returns(env).items()} == {"hunter": 10, "prey": 5}
+
+
+def test_saved_agent_loads(tmp_path: Path) -> None:
+    env = tag()
+    agent, other = multi_agent(env, 0), multi_agent(env, 1)
+    rein.save(agent, tmp_path / "agent.h5")
+    rein.load(other, tmp_path / "agent.h5")
+    assert first_difference(agent.state_dict(), other.state_dict()) is None
+    rein.save(agent.agents["prey"], tmp_path / "prey.h5")
+    assert rein.load_agent(tmp_path / "prey.h5").action_space.n == 2
+
+
+def test_seeded_agent_keeps_its_seed() -> None:
+    env = tag()
+    prey = on_policy(env.groups["prey"], seed=7)
+    agent = rein.MultiAgent(env, {"hunter": on_policy(env.groups["hunter"]), "prey": prey}, seed=0)
+    assert prey.seed == 7
+    assert agent.agents["hunter"].seed not in (None, 0)
+
+
+def test_wrong_agents_are_refused() -> None:
+    env = tag()
+    hunter, prey = on_policy(env.groups["hunter"]), on_policy(env.groups["prey"])
+    with pytest.raises(ValueError, match="groups of the environment are 'hunter', 'prey', but agents were given for"):
+        rein.MultiAgent(env, {"hunter": hunter})
+    with pytest.raises(ValueError, match=r"the observation_space of the agent of 'prey' is .* PPO\(env.groups\['prey'"):
+        rein.MultiAgent(env, {"hunter": hunter, "prey": hunter})
+    with pytest.raises(ValueError, match="groups of the environment are empty"):
+        rein.MultiAgent(rein.envs.Navigation(2), {"hunter": hunter, "prey": prey})
+
+
+def test_groups_learn_different_policies() -> None:
+    env = rein.PettingZooEnvironment(Opposite, 8, 0)
+    parts = {name: rein.PPO(group, rollout_steps=20, learning_rate=1e-2) for name, group in env.groups.items()}
+    agent = rein.MultiAgent(env, parts, seed=0)
+    rein.train(agent, env, env_steps=5_000)
+    returns = rein.evaluate(agent, env, 24).group_returns(env)
+    assert returns["hunter"].tolist() == [10.0] * 16
+    assert returns["prey"].tolist() == [10.0] * 8
