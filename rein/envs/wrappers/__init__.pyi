@@ -10,3 +10,4 @@ from rein.envs.wrappers.rewards import ScaleReward as ScaleReward
 from rein.envs.wrappers.rewards import SignReward as SignReward
 from rein.envs.wrappers.time import FrameSkip as FrameSkip
 from rein.envs.wrappers.time import TimeLimit as TimeLimit
+from rein.envs.wrappers.world_state import WorldState as WorldState
