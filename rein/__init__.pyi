@@ -18,6 +18,7 @@ from rein import testing as testing
 from rein import training as training
 from rein import types as types
 from rein.agents import *
+from rein.envs.base.self_play import SelfPlay as SelfPlay
 from rein.envs.gymnasium.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
 from rein.envs.jax import JaxEnvironment as JaxEnvironment
 from rein.envs.make import make as make
@@ -25,6 +26,7 @@ from rein.envs.tensors import TensorEnvironment as TensorEnvironment
 from rein.episodes import Evaluation as Evaluation
 from rein.episodes import batch_step as batch_step
 from rein.episodes import evaluate as evaluate
+from rein.episodes.tournament import tournament as tournament
 from rein.errors import CheckpointError as CheckpointError
 from rein.errors import EnvironmentContractError as EnvironmentContractError
 from rein.errors import NonFiniteError as NonFiniteError
@@ -47,6 +49,7 @@ from rein.store.memory import MemoryStore as MemoryStore
 from rein.store.reader import open_run as open_run
 from rein.training.offline import fill as fill
 from rein.training.offline import offline_loop as offline_loop
+from rein.training.opponent_pool import OpponentPool as OpponentPool
 from rein.training.saved_agents import load_agent as load_agent
 from rein.training.saved_agents import load_policy as load_policy
 from rein.training.training_loop import train as train

@@ -270,7 +270,7 @@ def _taken(value: Tree, row_R: Tensor, space: spaces.Space[Any]) -> Tree:
 def _unpadded(value: Tree, space: spaces.Space[Any]) -> Tree:
     if isinstance(value, Tensor) and isinstance(space, spaces.Box) and len(space.shape) == 1:
         return value[:, : space.shape[0]]
-    if isinstance(space, spaces.Dict):
+    if isinstance(value, Mapping) and isinstance(space, spaces.Dict):
         return {key: _unpadded(value[key], part) for key, part in space.spaces.items()}
     return value
 

@@ -1,0 +1,138 @@
+"""Self-play in turn-based games, the pool of opponents, and tournaments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rein
+from rein.episodes.random_policy import RandomPolicy
+from rein.errors import EnvironmentContractError
+from rein.testing import EnvironmentContract
+from rein.testing.stateful import copy_state, first_difference
+
+GAME = rein.envs.TicTacToe()
+
+
+def played(*moves: int) -> tuple[torch.Tensor, float, bool]:
+    """Return the state, the reward of the last move, and whether the game is over."""
+    state, reward, over = GAME.initial_state(torch.zeros(1, dtype=torch.int64)), torch.zeros(1), torch.zeros(1).bool()
+    for move in moves:
+        assert not over
+        state, reward, over = GAME.play(state, torch.tensor([move]))
+    return state, float(reward), bool(over)
+
+
+class TestSelfPlay(EnvironmentContract):
+    steps = 60
+
+    def make(self, num_envs: int, seed: int | None) -> Any:
+        return rein.SelfPlay(GAME, num_envs, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("moves", "reward", "over"),
+    [
+        ((4, 0), 0.0, False),
+        ((0, 3, 1, 4, 2), 1.0, True),
+        ((8, 0, 7, 3, 2, 6), 1.0, True),
+        ((0, 1, 2, 4, 3, 5, 7, 6, 8), 0.0, True),
+        ((0, 1, 2, 3, 4, 5, 7, 6, 8), 1.0, True),
+    ],
+)
+def test_tic_tac_toe_ends_with_a_line_or_a_full_board(moves: tuple[int, ...], reward: float, over: bool) -> None:
+    assert played(*moves)[1:] == (reward, over)
+
+
+def test_observation_is_that_of_the_player_to_move() -> None:
+    seen = GAME.observe(played(4, 0, 8)[0])
+    assert seen["observation"].nonzero()[:, 1].tolist() == [0, 9 + 4, 9 + 8]
+    assert seen["action_mask"].tolist() == [[0, 1, 1, 1, 0, 1, 1, 1, 0]]
+
+
+def test_opponents_move_first_in_half_of_the_games() -> None:
+    env = rein.SelfPlay(GAME, 1000, seed=0)
+    marks_N = env.reset()["observation"].sum(1)
+    assert torch.equal(marks_N, env.seats)
+    assert 440 < int(marks_N.sum()) < 560
+
+
+def test_rewards_agree_with_the_board() -> None:
+    env = rein.SelfPlay(GAME, 200, seed=0)
+    observation, policy, results = env.reset(), RandomPolicy(GAME.single_action_space, seed=0), []
+    for _ in range(30):
+        action, _ = policy.select_action(observation)
+        step = env.apply_action(action)
+        assert not step.reward[~step.terminated].any()
+        results += step.reward[step.terminated].tolist()
+        observation = step.observation
+    shares = [results.count(x) / len(results) for x in (1.0, 0.0, -1.0)]
+    assert shares == pytest.approx([0.436, 0.127, 0.436], abs=0.04)  # exact for two random players: 0.4365, 0.1270
+
+
+def test_invalid_move_raises() -> None:
+    env = rein.SelfPlay(GAME, 2, seed=0)
+    taken = env.reset()["action_mask"][:, 0] == 0
+    env.apply_action(torch.where(taken, 1, 0))
+    with pytest.raises(EnvironmentContractError, match="expected a move that action_mask allows, got 0"):
+        env.apply_action(torch.zeros(2, dtype=torch.int64))
+
+
+def self_play(size: int = 3) -> Any:
+    agent = rein.PPO(GAME, rollout_steps=8, hidden=(16,), seed=0)
+    pool = rein.OpponentPool(agent, size)
+    env = rein.SelfPlay(GAME, 16, opponents=pool, seed=0)
+    loop = rein.training_loop(agent, env, seed=0, iterations=10)
+    loop.epoch_ended(lambda state: pool.add())
+    return agent, pool, env, loop
+
+
+def test_pool_keeps_the_last_snapshots() -> None:
+    agent, pool, env, loop = self_play()
+    loop.run(epochs=5)
+    assert len(pool) == 3
+    assert env.replayable is False
+    observation = env.reset()
+    last = agent.policy(deterministic=False).select_action(observation)[0]
+    actions = [pool.select_action(index, observation) for index in range(3)]
+    assert {*env._opponent_N.tolist()} == {-1, 0, 1, 2}
+    assert all(action.shape == last.shape for action in actions)
+    newest = pool._snapshots[4 % 3]
+    assert first_difference(newest.networks.state_dict(), agent.networks.state_dict()) is None
+    assert first_difference(pool._snapshots[0].networks.state_dict(), agent.networks.state_dict()) is not None
+
+
+def test_run_with_snapshots_resumes_bit_for_bit(tmp_path: Path) -> None:
+    whole, _, env, loop = self_play()
+    loop.run(epochs=6)
+    _, _, _, first = self_play()
+    first.run(epochs=4)
+    state = copy_state(first.state_dict())
+    again, _, env_again, second = self_play()
+    second.load_state_dict(state)
+    second.run(epochs=6)
+    assert first_difference(whole.state_dict(), again.state_dict()) is None
+    assert first_difference(env.state_dict(), env_again.state_dict()) is None
+
+
+def test_self_play_beats_random_and_elo_rises() -> None:
+    agent = rein.PPO(GAME, rollout_steps=16, learning_rate=1e-3, gamma=1.0, hidden=(64, 64), seed=0)
+    pool = rein.OpponentPool(agent, size=4)
+    env = rein.SelfPlay(GAME, 64, opponents=pool, seed=0)
+    loop = rein.training_loop(agent, env, seed=0, iterations=64)
+    loop.epoch_ended(lambda state: pool.add())
+    loop.run(epochs=4)
+    result = rein.tournament({"random": RandomPolicy(GAME.single_action_space, seed=0), "agent": agent}, GAME, 200)
+    assert result.elo["agent"] > result.elo["random"] + 150
+    assert int(result.wins.sum() + result.draws[0, 1]) == 200
+
+
+def test_tournament_counts_each_pair() -> None:
+    policies = {name: RandomPolicy(GAME.single_action_space, seed=k) for k, name in enumerate("abc")}
+    result = rein.tournament(policies, GAME, 50)
+    games = result.wins + result.losses + result.draws
+    assert games.tolist() == [[0, 50, 50], [50, 0, 50], [50, 50, 0]]
+    assert str(result).splitlines()[0].split() == ["wins", "draws", "losses", "Elo"]
