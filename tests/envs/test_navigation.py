@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import runpy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -194,3 +196,11 @@ def test_seeds_of_a_world_must_be_equal() -> None:
     environment = Navigation(2, 2, seed=0)
     with pytest.raises(ValueError, match="one seed for all 2 rows of a world"):
         environment.reset_to(torch.tensor([1, 1, 2, 3]))
+
+
+@pytest.mark.slow
+def test_example_solves_navigation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = runpy.run_path(str(Path(__file__).parents[2] / "examples/navigation.py"))
+    assert run["result"].terminated.double().mean() > 0.9
+    assert [*(tmp_path / "videos").glob("*.mp4")]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import re
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,9 @@ from gymnasium import spaces
 
 import rein
 from rein.episodes.replay import replay
+from rein.errors import EnvironmentContractError, WorkerDied, WorkerTimeout
 from rein.testing import EnvironmentContract, StatefulContract
+from rein.testing.stateful import first_difference
 
 
 class Climbers:
@@ -80,14 +87,17 @@ class TestClimbersState(StatefulContract):
         return environment
 
     def step(self, part: Any) -> Any:
-        return part.apply_action(torch.arange(9) % 3)
+        return part.apply_action(torch.tensor([1, 2, 0] * 3))
 
 
 def test_spaces_are_padded_and_groups_have_the_original_spaces() -> None:
     environment = climbers(2)
-    assert environment.single_observation_space.shape == (3,)
+    assert environment.single_observation_space["observation"].shape == (3,)
+    assert environment.single_observation_space["action_mask"] == spaces.MultiBinary(3)
     assert environment.single_action_space.n == 3
-    assert not environment.reset()[[1, 2, 4, 5], 2].any()
+    observation = environment.reset()
+    assert not observation["observation"][[1, 2, 4, 5], 2].any()
+    assert observation["action_mask"].tolist() == [[1, 1, 0], [1, 1, 1], [1, 1, 1]] * 2
     groups = environment.groups
     assert {name: group.rows.tolist() for name, group in groups.items()} == {"guide": [0, 3], "climber": [1, 2, 4, 5]}
     assert groups["guide"].observation_space.shape == (3,)
@@ -97,15 +107,187 @@ def test_spaces_are_padded_and_groups_have_the_original_spaces() -> None:
 
 def test_agent_id_is_one_hot() -> None:
     environment = climbers(2, agent_id=True)
-    observation = environment.reset()
-    assert environment.single_observation_space.shape == (6,)
+    observation = environment.reset()["observation"]
+    assert environment.single_observation_space["observation"].shape == (6,)
+    assert not observation[[1, 2, 4, 5], 2].any()
     assert torch.equal(observation[:, 3:], torch.eye(3).repeat(2, 1))
 
 
-def test_action_that_an_agent_does_not_have_becomes_its_last() -> None:
-    environment = climbers(1)
+def test_action_that_an_agent_does_not_have_raises() -> None:
+    environment = climbers(2)
     environment.reset()
-    assert environment.apply_action(torch.tensor([2, 2, 2])).reward.tolist() == [1.0, 2.0, 2.0]
+    with pytest.raises(EnvironmentContractError, match=r"row 3: the agent 'guide_0' .* actions 0 to 1, got 2"):
+        environment.apply_action(torch.tensor([1, 2, 2, 2, 2, 2]))
+
+
+@pytest.mark.parametrize("agent", ["PPO", "DQN"])
+def test_agents_choose_only_actions_that_their_row_has(agent: str) -> None:
+    environment = climbers(2)
+    kind: Any = getattr(rein, agent)
+    options = {"rollout_steps": 10, "minibatches": 2} if agent == "PPO" else {"learning_starts": 30}
+    loop = rein.training_loop(kind(environment, hidden=(8,), seed=0, **options), environment, iterations=40)
+    loop.run(epochs=2)  # other actions raise an error
+    rein.evaluate(loop.parts["agent"], climbers(2, 1), 12)
+
+
+class MaskedClimbers(Climbers):
+    """Climbers may not stay where they are in odd steps. The mask is an entry of the observation, or in the infos."""
+
+    where = "observation"
+
+    def observation_space(self, name: str) -> spaces.Space[Any]:
+        space = super().observation_space(name)
+        if self.where == "info":
+            return space
+        mask = spaces.Box(0, 1, (self.action_space(name).n,), np.int8)
+        return spaces.Dict({"observation": space, "action_mask": mask})
+
+    def mask(self, name: str) -> np.ndarray:
+        mask = np.ones(self.action_space(name).n, np.int8)
+        mask[0] = self.steps % 2 == 0
+        return mask
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        observations, infos = super().reset(seed)
+        return self._masked(observations, infos)
+
+    def step(self, actions: dict[str, int]) -> Any:
+        assert all(self.mask(name)[action] for name, action in actions.items())
+        observations, *results, infos = super().step(actions)
+        observations, infos = self._masked(observations, infos)
+        return observations, *results, infos
+
+    def _masked(self, observations: Any, infos: Any) -> Any:
+        if self.where == "info":
+            return observations, {name: {"action_mask": self.mask(name)} for name in observations}
+        return {name: {"observation": x, "action_mask": self.mask(name)} for name, x in observations.items()}, infos
+
+
+class ClimbersWithInfos(MaskedClimbers):
+    where = "info"
+
+
+def masked(where: str, worlds: int, seed: int | None = 0, **options: Any) -> rein.PettingZooEnvironment:
+    if where == "info":
+        return rein.PettingZooEnvironment(ClimbersWithInfos, worlds, seed, action_mask=True, **options)
+    return rein.PettingZooEnvironment(MaskedClimbers, worlds, seed, **options)
+
+
+class TestMaskedClimbers(EnvironmentContract):
+    steps = 60
+
+    @pytest.fixture(autouse=True, params=["observation", "info"])
+    def _variant(self, request: pytest.FixtureRequest) -> None:
+        self.where = request.param
+
+    def make(self, num_envs: int, seed: int | None) -> Any:
+        return masked(self.where, num_envs, seed)
+
+
+@pytest.mark.parametrize("agent_id", [False, True])
+@pytest.mark.parametrize("where", ["observation", "info"])
+def test_masks_of_agents_are_padded_with_zeros(where: str, agent_id: bool) -> None:
+    environment = masked(where, 1, agent_id=agent_id)
+    assert environment.reset()["action_mask"].tolist() == [[1, 1, 0], [1, 1, 1], [1, 1, 1]]
+    time_step = environment.apply_action(torch.tensor([0, 1, 2]))
+    assert time_step.observation["action_mask"].tolist() == [[0, 1, 0], [0, 1, 1], [0, 1, 1]]
+    assert time_step.observation["observation"].shape == (3, 6 if agent_id else 3)
+    mask_space = environment.groups["guide"].observation_space["action_mask"]
+    assert mask_space.shape == (2,)
+
+
+def test_masks_in_infos_and_in_observations_give_the_same_training() -> None:
+    def trained(where: str) -> Any:
+        environment = masked(where, 2)
+        agent = rein.PPO(environment, rollout_steps=20, minibatches=2, hidden=(8,), seed=0)
+        rein.train(agent, environment, epochs=2, iterations=20, progress=False)
+        return agent.networks.state_dict()
+
+    assert first_difference(trained("observation"), trained("info")) is None
+
+
+def test_masks_in_infos_that_are_not_used_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with_infos = rein.PettingZooEnvironment(ClimbersWithInfos, 1, 0)
+    with_infos.reset()
+    assert "info['action_mask'] is not used" in caplog.text
+    with pytest.raises(EnvironmentContractError, match=r"expected info\['action_mask'\] from reset"):
+        climbers(1, action_mask=True).reset()
+
+
+class Stuck(MaskedClimbers):
+    def mask(self, name: str) -> np.ndarray:
+        return np.zeros(self.action_space(name).n, np.int8)
+
+
+def test_mask_without_a_valid_action_raises() -> None:
+    with pytest.raises(EnvironmentContractError, match="environment 0: expected a valid action"):
+        rein.PettingZooEnvironment(Stuck, 1, 0).reset()
+
+
+class TestProcesses(EnvironmentContract):
+    steps = 60
+
+    def make(self, num_envs: int, seed: int | None) -> Any:
+        return masked("info", num_envs, seed, processes=True)
+
+
+def test_processes_give_the_same_episodes() -> None:
+    one, other = climbers(3), climbers(3, processes=True)
+    assert first_difference(one.reset(), other.reset()) is None
+    for k in range(40):
+        action = torch.tensor([k % 2, k % 3, 2] * 3)
+        assert first_difference(one.apply_action(action)._asdict(), other.apply_action(action)._asdict()) is None
+    again = climbers(3, processes=True)
+    again.load_state_dict(copy.deepcopy(other.state_dict()))
+    assert first_difference(again.state_dict(), other.state_dict()) is None
+    for environment in (other, again):
+        environment.close()
+        environment.close()
+
+
+class Failing(Climbers):
+    def __init__(self, failure: str) -> None:
+        super().__init__(top=99.0)
+        self.failure = failure
+
+    def step(self, actions: dict[str, int]) -> Any:
+        if self.steps == 2 and self.failure == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.steps == 2 and self.failure == "silent":
+            time.sleep(60)
+        if self.steps == 2:
+            raise LookupError("no rope")
+        return super().step(actions)
+
+
+@pytest.mark.filterwarnings("ignore:.*(Worker-|Traceback|Raising the last exception)")
+@pytest.mark.parametrize(
+    ("failure", "error", "text"),
+    [
+        ("killed", WorkerDied, "killed by SIGKILL"),
+        ("silent", WorkerTimeout, "no answer within 1 s"),
+        ("raises", LookupError, "no rope"),
+    ],
+)
+def test_failures_of_processes_are_explained(failure: str, error: type[Exception], text: str) -> None:
+    environment = rein.PettingZooEnvironment(Failing, 2, 5, processes=True, timeout=1.0, failure=failure)
+    environment.reset()
+    for _ in range(2):
+        environment.apply_action(torch.ones(6, dtype=torch.int64))
+    with pytest.raises(error, match=text) as raised:
+        environment.apply_action(torch.ones(6, dtype=torch.int64))
+    message = " ".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
+    worker = re.search(r"Failing, worker ([01]) of 2", message)
+    assert worker is not None
+    assert f"episode seed {int(environment.episode_seeds[3 * int(worker[1])])}" in message
+    with pytest.raises(RuntimeError, match="build a new one"):
+        environment.reset()
+    environment.close()
+
+
+def test_timeout_without_processes_raises() -> None:
+    with pytest.raises(ValueError, match="timeout=3: give processes=True"):
+        climbers(2, timeout=3)
 
 
 def test_environment_in_which_agents_take_turns_is_refused() -> None:

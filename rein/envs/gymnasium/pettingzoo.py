@@ -5,24 +5,31 @@ Shapes: W worlds, A agents of a world, N = W * A rows.
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.contract import check_action, check_rows_of, checked_count, restored
+from rein.envs.base.masks import check_masks
 from rein.envs.base.seeding import HostEpisodeSeeds
 from rein.envs.base.spaces import Codec, column, representation
 from rein.envs.gymnasium.adapter import as_json, name_of
 from rein.envs.gymnasium.history import ActionHistory
+from rein.envs.gymnasium.masks import as_mask, check_has_mask, folded, folded_space, missing_masks, warn_of_mask
+from rein.envs.gymnasium.workers import Workers, in_processes, portable
 from rein.errors import EnvironmentContractError
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, explain
+from rein.networks.reserved import ACTION_MASK, RESERVED, entry
 from rein.ops.trees import leaves
 from rein.types import Group, TimeStep, Tree
 
@@ -36,8 +43,9 @@ class PettingZooEnvironment:
     """W worlds of a parallel environment of PettingZoo, with a row for each of its `possible_agents`.
 
     All rows have one observation space and one action space. If those of the agents differ, vectors are padded with
-    zeros, and `Discrete` spaces get the largest number of actions. An action that an agent does not have becomes its
-    last action. The agents of a group have equal names except for their numbers, as `adversary_0` and `adversary_1`.
+    zeros, and `Discrete` spaces get the largest number of actions. The observation then has the entry `action_mask`,
+    which excludes the actions that an agent does not have. The agents of a group have equal names except for their
+    numbers, as `adversary_0` and `adversary_1`.
 
     Example::
 
@@ -50,6 +58,10 @@ class PettingZooEnvironment:
         worlds: number of worlds W.
         seed: random seed of all worlds. By default it is drawn at the first reset.
         agent_id: append a one-hot vector of the agent's number to observations, which must be vectors.
+        action_mask: add `info["action_mask"]` of each agent to its observation, as in `GymnasiumEnvironment`. Masks in
+            observations need no option.
+        processes: step each world in a separate process, for environments that take milliseconds per step.
+        timeout: seconds that a call may take in processes; None for no limit.
         replayable: whether a seed and actions reproduce an episode. False, for instance, if it depends on a clock.
         max_replay_steps: steps of an open episode that a resumed run can repeat.
         **make_kwargs: keyword arguments of the function.
@@ -57,6 +69,8 @@ class PettingZooEnvironment:
     Raises:
         TypeError: if the function does not return a parallel environment, or if the spaces of agents differ in another
             way than in their size.
+        ValueError: if only continuous actions would have masks, or if there is a timeout without processes.
+        WorkerDied: if a process ends while it makes its world.
     """
 
     @torch.inference_mode(False)
@@ -67,22 +81,29 @@ class PettingZooEnvironment:
         seed: int | None = None,
         *,
         agent_id: bool = False,
+        action_mask: bool | None = None,
+        processes: bool = False,
+        timeout: float | None = None,
         replayable: bool = True,
         max_replay_steps: int = 1_000_000,
         **make_kwargs: Any,
     ) -> None:
         self.worlds = checked_count(f"worlds={worlds!r}", worlds)
         self._name = name_of(make_parallel_env)
-        self._envs = [_made(make_parallel_env, make_kwargs, self._name) for _ in range(self.worlds)]
-        self._names = list(self._envs[0].possible_agents)
-        self._observation_spaces = [self._envs[0].observation_space(name) for name in self._names]
-        self._action_spaces = [self._envs[0].action_space(name) for name in self._names]
-        self.single_observation_space = _common(self._name, "observation", self._observation_spaces)
-        self.single_action_space = _common(self._name, "action", self._action_spaces)
-        if agent_id:
-            self.single_observation_space = _with_id(self._name, self.single_observation_space, len(self._names))
+        if timeout is not None and not processes:
+            raise ValueError(f"timeout={timeout}: give processes=True as well, because only processes have a timeout")
+        kind = _WorldInWorker if processes else _World
+        make = functools.partial(kind, make_parallel_env, make_kwargs, self._name, bool(action_mask))
+        self._processes = _Processes(make, self._name, self.worlds, timeout) if processes else None
+        self._envs = [] if processes else [make() for _ in range(self.worlds)]
+        self.agent_id, self.action_mask, self.replayable = agent_id, action_mask, replayable
+        self.processes, self.timeout = processes, timeout
+        try:
+            self._set_spaces()
+        except BaseException:
+            self.close()
+            raise
         self.num_envs = self.worlds * len(self._names)
-        self.agent_id, self.replayable = agent_id, replayable
         self.device = torch.device("cpu")
         self._make_kwargs = make_kwargs
         self._seeds = HostEpisodeSeeds(self.worlds, seed)
@@ -94,6 +115,20 @@ class PettingZooEnvironment:
         kept = max_replay_steps if replayable else 0
         self._history = ActionHistory(self._name, self.single_action_space, self.num_envs, kept)
         self._checked = False
+
+    def _set_spaces(self) -> None:
+        about = self._envs[0].about() if self._processes is None else self._processes.call("about", {0: ()})[0]
+        self._names, self._observation_spaces, self._action_spaces, self._render_fps = about
+        self.single_action_space = _common(self._name, "action", self._action_spaces)
+        if self.agent_id:
+            self._observation_spaces = _with_id(self._name, self._observation_spaces)
+        self.single_observation_space = _common(self._name, "observation", self._observation_spaces)
+        self._masks = None  # of the actions (A,) that each agent has, if the observation needs such masks
+        if entry(self.single_observation_space, ACTION_MASK) is None:
+            self._masks = _masks(self.single_action_space, self._action_spaces)
+        if self._masks is not None:
+            mask_space = spaces.MultiBinary(len(self._masks[0]))
+            self.single_observation_space = folded_space(self.single_observation_space, mask_space)
 
     @property
     def groups(self) -> dict[str, Group]:
@@ -132,6 +167,9 @@ class PettingZooEnvironment:
             "worlds": self.worlds,
             "seed": self.seed,
             "agent_id": self.agent_id,
+            "action_mask": self.action_mask,
+            "processes": self.processes,
+            "timeout": self.timeout,
             "replayable": self.replayable,
             "make_kwargs": {key: as_json(value) for key, value in self._make_kwargs.items()},
         }
@@ -139,11 +177,12 @@ class PettingZooEnvironment:
     @property
     def render_fps(self) -> float | None:
         """Frames per second in the metadata of the environment, or None."""
-        return getattr(self._envs[0], "metadata", {}).get("render_fps")
+        return self._render_fps
 
     def render(self, index: int = 0) -> Any:
         """Return an RGB frame of the world of one row. Build the environment with `render_mode="rgb_array"`."""
-        return self._envs[range(self.num_envs)[index] // len(self._names)].render()
+        world = range(self.num_envs)[index] // len(self._names)
+        return self._call("render", {world: ()})[world]
 
     def reset(self, seed: int | None = None) -> Tree:
         """Begin the next episode of every world, from episode 0 if `seed` is given. Returns the observation."""
@@ -175,20 +214,20 @@ class PettingZooEnvironment:
             self._checked = True
         actions, agents = self._actions.split(action, self.num_envs), len(self._names)
         valid = [*self._alive]
-        results = [self._step(world, actions[world * agents : (world + 1) * agents]) for world in range(self.worlds)]
+        results = self._step({world: actions[world * agents : (world + 1) * agents] for world in range(self.worlds)})
         self._history.append(action, range(self.num_envs))
         rewards, terminated, truncated = ([value for result in results for value in result[part]] for part in range(3))
         final_observation = observation = self._observations.stack(self._rows)
         over = [w for w in range(self.worlds) if not any(self._alive[w * agents : (w + 1) * agents])]
         if over:
             final = [*self._rows]
-            for world in over:
-                self._begin_world(world, self._seeds.advance(world))
+            self._begin_worlds({world: self._seeds.advance(world) for world in over})
             observation = self._observations.stack(self._rows)
             for row in range(self.num_envs):
                 if not valid[row]:  # no episode ends in this row
                     final[row] = self._rows[row]
             final_observation = self._observations.stack(final)
+        self._check_masks(observation)
         self._observation = observation
         flags_3N = torch.tensor([terminated, truncated, valid], dtype=torch.bool, device="cpu")
         reward_N = torch.from_numpy(column("reward", rewards, _FLOAT))
@@ -203,6 +242,8 @@ class PettingZooEnvironment:
         self._observation = None
         while self._envs:
             self._envs.pop().close()
+        if self._processes is not None:
+            self._processes.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seeds of the current episodes and, if they are replayable, their actions so far."""
@@ -226,10 +267,10 @@ class PettingZooEnvironment:
         agents = len(self._names)
         for world in range(self.worlds):
             rows = range(world * agents, (world + 1) * agents)
-            self._begin_world(world, self._seeds.of(world))
+            self._begin_worlds({world: self._seeds.of(world)})
             taken = [self._actions.split(actions[row], steps[row]) for row in rows]
             for together in zip(*taken, strict=True):
-                self._step(world, together)
+                self._step({world: together})
             for row in rows:
                 self._history.restore(row, actions[row], steps[row])
         observation = self._observations.stack(self._rows)
@@ -245,62 +286,179 @@ class PettingZooEnvironment:
         return representation(self, repr(self._name), f"worlds={self.worlds}, agents={len(self._names)}")
 
     def _begin(self, seeds: Sequence[int]) -> Tree:
-        for world, seed in enumerate(seeds):
-            self._begin_world(world, seed)
+        self._begin_worlds(dict(enumerate(seeds)))
         self._observation = self._observations.stack(self._rows)
+        self._check_masks(self._observation)
         return self._observation
 
-    def _begin_world(self, world: int, seed: int) -> None:
-        first = world * len(self._names)
-        observations, _ = self._noted(world, self._envs[world].reset, seed=seed)
-        for agent, name in enumerate(self._names):
-            row = first + agent
-            self._history.clear(row)
-            self._alive[row] = name in observations
-            self._rows[row] = self._row(agent, observations.get(name))
+    def _begin_worlds(self, seeds: Mapping[int, int]) -> None:
+        for world, (observations, has_mask) in self._call("begin", {w: (seed,) for w, seed in seeds.items()}).items():
+            if has_mask and self.action_mask is None:
+                warn_of_mask(self._name, {ACTION_MASK: True})
+            for agent, name in enumerate(self._names):
+                row = world * len(self._names) + agent
+                self._history.clear(row)
+                self._alive[row] = name in observations
+                self._rows[row] = self._row(agent, observations.get(name))
 
-    def _step(self, world: int, actions: Sequence[Any]) -> tuple[list[float], list[bool], list[bool]]:
-        """Step one world. Returns rewards, terminated and truncated of its agents."""
-        environment, first = self._envs[world], world * len(self._names)
+    def _step(self, actions: Mapping[int, Sequence[Any]]) -> list[tuple[list[float], list[bool], list[bool]]]:
+        """Step worlds with the actions of all agents. Returns rewards, terminated and truncated of each world."""
+        agents, results = len(self._names), []
         chosen = {
-            name: _of_agent(action, space)
-            for agent, (name, action, space) in enumerate(zip(self._names, actions, self._action_spaces, strict=True))
-            if self._alive[first + agent]
+            world: {
+                name: self._of_agent(world * agents + agent, of_world[agent])
+                for agent, name in enumerate(self._names)
+                if self._alive[world * agents + agent]
+            }
+            for world, of_world in actions.items()
         }
-        observations, rewards, terminated, truncated, _ = self._noted(world, environment.step, chosen)
-        reward_A = [0.0] * len(self._names)
-        terminated_A, truncated_A = ([False] * len(self._names) for _ in range(2))
-        for agent, name in enumerate(self._names):
-            if self._alive[first + agent]:
-                reward_A[agent] = rewards[name]
-                terminated_A[agent], truncated_A[agent] = bool(terminated[name]), bool(truncated[name])
-                self._alive[first + agent] = not (terminated_A[agent] or truncated_A[agent])
-                self._rows[first + agent] = self._row(agent, observations[name])
-        return reward_A, terminated_A, truncated_A
+        for world, result in self._call("take", {world: (mine,) for world, mine in chosen.items()}).items():
+            observations, rewards, terminated, truncated = result
+            reward_A = [0.0] * agents
+            terminated_A, truncated_A = [False] * agents, [False] * agents
+            for agent, name in enumerate(self._names):
+                row = world * agents + agent
+                if self._alive[row]:
+                    reward_A[agent] = rewards[name]
+                    terminated_A[agent], truncated_A[agent] = bool(terminated[name]), bool(truncated[name])
+                    self._alive[row] = not (terminated_A[agent] or truncated_A[agent])
+                    self._rows[row] = self._row(agent, observations[name])
+            results.append((reward_A, terminated_A, truncated_A))
+        return results
 
-    def _noted(self, world: int, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Call a method of worlds with their arguments. Returns the results by world."""
+        if self._processes is not None:
+            return self._processes.call(method, arguments, self._seeds.of)
+        return {world: self._noted(world, getattr(self._envs[world], method), *x) for world, x in arguments.items()}
+
+    def _noted(self, world: int, method: Callable[..., Any], *args: Any) -> Any:
         try:
-            return method(*args, **kwargs)
+            return method(*args)
         except Exception as error:  # re-raised with a note
             step = self._history.steps(world * len(self._names))
             seed = self._seeds.of(world)
             error.add_note(f"in world {world} of {self._name}, episode seed {seed}, step {step}")
             raise
 
+    def _check_masks(self, observation: Tree) -> None:
+        check_masks(observation, self.single_observation_space, self.single_action_space, np.array(self._alive))
+
     def _row(self, agent: int, observation: Any) -> Any:
         """Return a copy of the observation of an agent in the space of a row. Without an observation, it is zeros."""
         if observation is None:
             observation = _zeros(self._observation_spaces[agent])
-        if isinstance(observation, Mapping):
-            return {key: np.array(value) for key, value in observation.items()}
-        value = np.array(observation)
-        if value.ndim != 1 or value.shape == self.single_observation_space.shape:
-            return value
-        row = np.zeros(self.single_observation_space.shape or (), self.single_observation_space.dtype)
-        row[: len(value)] = value
-        if self.agent_id:
-            row[len(row) - len(self._names) + agent] = 1.0
-        return row
+        elif self.agent_id:
+            observation = _appended(observation, self._observation_spaces[agent], agent, len(self._names))
+        if self._masks is not None:
+            observation = folded(observation, self._masks[agent])
+        return _padded(observation, self.single_observation_space)
+
+    def _of_agent(self, row: int, action: Any) -> Any:
+        """Return the action of a row as an action of its agent.
+
+        Raises EnvironmentContractError for an action that the agent does not have.
+        """
+        agent = row % len(self._names)
+        space = self._action_spaces[agent]
+        if isinstance(space, spaces.Discrete) and action >= space.start + space.n:
+            last = int(space.start + space.n) - 1
+            raise EnvironmentContractError(
+                f"action, row {row}: the agent {self._names[agent]!r} of {self._name} has the actions {space.start} to "
+                f"{last}, got {action}; choose an action that the entry 'action_mask' of the observation allows"
+            )
+        return action[: space.shape[0]] if isinstance(space, spaces.Box) and len(space.shape) == 1 else action
+
+
+class _World(gymnasium.Env[Any, Any]):
+    """A parallel environment, in the process that steps it. Its spaces are dictionaries by agent."""
+
+    def __init__(self, make: Callable[..., Any], make_kwargs: Mapping[str, Any], name: str, action_mask: bool) -> None:
+        self._environment, self._name = _made(make, make_kwargs, name), name
+        names = self._names = list(self._environment.possible_agents)
+        observed = {name: self._environment.observation_space(name) for name in names}
+        taken = {name: self._environment.action_space(name) for name in names}
+        self._masks: dict[Any, spaces.Space[Any]] = {}  # by agent, of the masks to add
+        for agent in names if action_mask else ():
+            if mask := missing_masks(name, SimpleNamespace(observation_space=observed[agent]), taken[agent]):
+                self._masks[agent] = mask
+                observed[agent] = folded_space(observed[agent], mask)
+        self._spaces = [*observed.values()], [*taken.values()]
+        self.observation_space = spaces.Dict({str(name): space for name, space in observed.items()})
+        self.action_space = spaces.Dict({str(name): space for name, space in taken.items()})
+
+    def about(self) -> tuple[list[Any], list[spaces.Space[Any]], list[spaces.Space[Any]], float | None]:
+        """Return the agents, their observation spaces and action spaces, and the frames per second."""
+        return self._names, *self._spaces, getattr(self._environment, "metadata", {}).get("render_fps")
+
+    def begin(self, seed: int) -> tuple[dict[Any, Any], bool]:
+        """Reset. Returns observations by agent, and whether the infos have masks."""
+        observations, infos = self._environment.reset(seed=seed)
+        for name in self._masks.keys() & observations.keys():
+            check_has_mask(self._name, infos.get(name, {}))
+        has_mask = any(isinstance(info, Mapping) and ACTION_MASK in info for info in infos.values())
+        return self._folded(observations, infos), has_mask
+
+    def take(self, actions: Mapping[Any, Any]) -> tuple[dict[Any, Any], Any, Any, Any]:
+        """Step. Returns observations, rewards, terminated and truncated by agent."""
+        observations, rewards, terminated, truncated, infos = self._environment.step(actions)
+        return self._folded(observations, infos), rewards, terminated, truncated
+
+    def render(self) -> Any:
+        """Return an RGB frame."""
+        return self._environment.render()
+
+    def close(self) -> None:
+        """Close the parallel environment."""
+        self._environment.close()
+
+    def _folded(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> dict[Any, Any]:
+        given = dict(observations)
+        for name in self._masks.keys() & given.keys():
+            who = f"{self._name}: info.{ACTION_MASK} of {name}"
+            mask = as_mask(self._masks[name], infos.get(name, {}).get(ACTION_MASK), who)
+            given[name] = folded(given[name], mask)
+        return given
+
+
+class _WorldInWorker(_World):
+    """A parallel environment in a worker process, whose errors can be pickled."""
+
+    def begin(self, seed: int) -> tuple[dict[Any, Any], bool]:
+        """Reset, as `_World` does."""
+        with portable():
+            return super().begin(seed)
+
+    def take(self, actions: Mapping[Any, Any]) -> tuple[dict[Any, Any], Any, Any, Any]:
+        """Step, as `_World` does."""
+        with portable():
+            return super().take(actions)
+
+
+class _Processes:
+    """Worlds with one process each."""
+
+    def __init__(self, make: Callable[[], _World], name: str, worlds: int, timeout: float | None) -> None:
+        make.__module__, _, make.__qualname__ = name.partition(":")  # used in error messages
+        self._workers = Workers(in_processes(make, worlds, {}, {}), name, timeout)
+        self._closed = False
+
+    def call(
+        self, method: str, arguments: Mapping[int, tuple[Any, ...]], seed_of: Callable[[int], int] = lambda _: -1
+    ) -> dict[int, Any]:
+        """Call a method of worlds at the same time, and explain failures of their processes."""
+        self._workers.check()
+        try:
+            return self._workers.call(method, arguments)
+        except BaseException as error:  # re-raised or explained; also KeyboardInterrupt, which leaves answers pending
+            self._workers.explain(error, seed_of)
+            raise
+
+    def close(self) -> None:
+        """Close all worlds. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._workers.close()
 
 
 def _made(make: Callable[..., Any], make_kwargs: Mapping[str, Any], name: str) -> Any:
@@ -330,28 +488,77 @@ def _common(name: str, what: str, all_spaces: Sequence[spaces.Space[Any]]) -> sp
             for smaller, bounds in ((np.minimum, [box.low for box in boxes]), (np.maximum, [box.high for box in boxes]))
         )
         return spaces.Box(low, high, dtype=np.result_type(*[box.dtype for box in boxes]).type)
+    if all(isinstance(space, spaces.MultiBinary) and isinstance(space.n, int) for space in all_spaces):
+        return max(all_spaces, key=lambda space: space.n)  # type: ignore[attr-defined]  # they are MultiBinary
+    if what == "observation" and all(isinstance(space, spaces.Dict) for space in all_spaces):
+        parts: Any = [space.spaces for space in all_spaces]  # type: ignore[attr-defined]  # they are Dict
+        if all(part.keys() == parts[0].keys() for part in parts):
+            return spaces.Dict({key: _common(name, what, [part[key] for part in parts]) for key in parts[0]})
     raise TypeError(
         f"{name}: the {what} spaces of the agents differ: {', '.join(map(str, all_spaces))}; spaces of different sizes "
         "must all be Discrete or Box vectors"
     )
 
 
-def _with_id(name: str, space: spaces.Space[Any], agents: int) -> spaces.Box:
-    """Return the space of vectors with an appended one-hot vector. Raises TypeError for other spaces."""
-    if not isinstance(space, spaces.Box) or len(space.shape) != 1 or space.dtype.kind != "f":
-        raise TypeError(f"{name}: agent_id=True needs observations that are vectors of floats, got {space}")
+def _with_id(name: str, all_spaces: Sequence[spaces.Space[Any]]) -> list[spaces.Space[Any]]:
+    """Return the spaces of agents whose padded vectors are followed by a one-hot vector of the agent.
+
+    Raises TypeError if the observations of an agent, without reserved entries, are not vectors of floats.
+    """
+    keys = [_vector_key(space) for space in all_spaces]
+    vectors = [space if key is None else space[key] for space, key in zip(all_spaces, keys, strict=True)]  # type: ignore[index]  # a Dict
+    for space in vectors:
+        if not isinstance(space, spaces.Box) or len(space.shape) != 1 or space.dtype.kind != "f":
+            raise TypeError(f"{name}: agent_id=True needs observations that are vectors of floats, got {space}")
+    space: Any = _common(name, "observation", vectors)
+    agents = len(all_spaces)
     low, high = np.append(space.low, np.zeros(agents)), np.append(space.high, np.ones(agents))
-    return spaces.Box(low.astype(space.dtype), high.astype(space.dtype), dtype=space.dtype.type)
+    longer = spaces.Box(low.astype(space.dtype), high.astype(space.dtype), dtype=space.dtype.type)
+    return [
+        longer if key is None else spaces.Dict({**space.spaces, key: longer})  # type: ignore[attr-defined]  # a Dict
+        for space, key in zip(all_spaces, keys, strict=True)
+    ]
 
 
-def _of_agent(action: Any, space: spaces.Space[Any]) -> Any:
-    """Return the action of a row as an action of its agent."""
-    if isinstance(space, spaces.Discrete):
-        return min(action, int(space.start + space.n) - 1)
-    return action[: space.shape[0]] if isinstance(space, spaces.Box) and len(space.shape) == 1 else action
+def _vector_key(space: spaces.Space[Any]) -> str | None:
+    """Return the key of the only entry of a Dict that is not reserved."""
+    keys = [key for key in space.spaces if key not in RESERVED] if isinstance(space, spaces.Dict) else []
+    return keys[0] if len(keys) == 1 else None
+
+
+def _appended(observation: Any, space: spaces.Space[Any], agent: int, agents: int) -> Any:
+    """Return an observation whose vector is padded and followed by a one-hot vector of the agent."""
+    if (key := _vector_key(space)) is not None:
+        return {**observation, key: _appended(observation[key], space[key], agent, agents)}  # type: ignore[index]  # a Dict
+    row = _padded(observation, space)
+    row[len(row) - agents + agent] = 1.0
+    return row
+
+
+def _masks(common: spaces.Space[Any], all_spaces: Sequence[Any]) -> list[np.ndarray[Any, Any]] | None:
+    """Return the mask of the actions that each agent has; None if all agents have the same number."""
+    if not isinstance(common, spaces.Discrete) or all(space.n == common.n for space in all_spaces):
+        return None
+    return [(np.arange(common.n) < space.n).astype(np.int8) for space in all_spaces]
+
+
+def _padded(value: Any, space: spaces.Space[Any]) -> Any:
+    """Return a copy of a value, with vectors padded with zeros to the size of the space."""
+    if isinstance(value, Mapping) and isinstance(space, spaces.Dict):
+        return {key: _padded(part, space[key]) if key in space.spaces else part for key, part in value.items()}
+    if isinstance(space, spaces.Tuple | spaces.Dict):
+        return copy.deepcopy(value)
+    array = np.array(value)
+    if array.ndim != 1 or array.shape >= (space.shape or ()):
+        return array
+    row = np.zeros(space.shape or (), space.dtype)
+    row[: len(array)] = array
+    return row
 
 
 def _zeros(space: spaces.Space[Any]) -> Any:
     if isinstance(space, spaces.Dict):
         return {key: _zeros(part) for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(map(_zeros, space))
     return np.zeros(space.shape or (), space.dtype)

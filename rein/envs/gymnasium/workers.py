@@ -114,12 +114,17 @@ class Workers:
 
     def render(self, index: int) -> Any:
         """Return the frame of one environment. Other processes do not render."""
+        return self.call("render", {index: ()})[index]
+
+    def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Call a method of several environments at the same time. `arguments` and the result are by environment."""
         bare = self._environment.unwrapped
-        bare.parent_pipes[index].send(("_call", ("render", (), {})))
-        _await_answers(bare, self._timeout, [index])
-        frame, success = bare.parent_pipes[index].recv()
-        bare._raise_if_errors([success or other != index for other in range(bare.num_envs)])
-        return frame
+        for index, args in arguments.items():
+            bare.parent_pipes[index].send(("_call", (method, args, {})))
+        _await_answers(bare, self._timeout, [*arguments])
+        answers = {index: bare.parent_pipes[index].recv() for index in arguments}
+        bare._raise_if_errors([answers.get(index, (None, True))[1] for index in range(bare.num_envs)])
+        return {index: result for index, (result, _) in answers.items()}
 
     def close(self) -> None:
         """Close the environment. Processes that do not end within `timeout` (or 10) seconds are killed and logged."""
@@ -288,7 +293,7 @@ class _Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._observations = Codec("observation", env.observation_space)
 
     def reset(self, **kwargs: Any) -> Any:
-        with _portable():
+        with portable():
             result = self.env.reset(**kwargs)
             check_parts(self._who, "reset", result, RESET)
             self._observations.stack([result[0]], self._rows)
@@ -296,7 +301,7 @@ class _Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
             return result[0], {ACTION_MASK: True} if has_mask else {}
 
     def step(self, action: Any) -> Any:
-        with _portable():
+        with portable():
             result = self.env.step(_as_arrays(self.env.action_space, action))
             check_parts(self._who, "step", result, STEP)
             observation, reward, terminated, truncated, info = result
@@ -310,7 +315,7 @@ class _Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
             return observation, reward_N[0], *ended, wanted
 
     def render(self) -> Any:
-        with _portable():
+        with portable():
             return self.env.render()
 
 
@@ -324,8 +329,8 @@ def _as_arrays(space: spaces.Space[Any], action: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _portable() -> Iterator[None]:
-    """Raise RuntimeError with the text of the traceback for an error that does not survive pickling."""
+def portable() -> Iterator[None]:
+    """Raise RuntimeError with the text of the traceback for an error in a worker that does not survive pickling."""
     try:
         yield
     except Exception as error:  # re-raised
