@@ -126,7 +126,7 @@ def test_agents_of_groups_get_the_original_spaces_and_their_rows() -> None:
         part, size = seen[name], group.observation_space.shape[0]
         assert torch.equal(part.reward, transition.reward[group.rows])
         assert torch.equal(part.action, transition.action[group.rows])
-        assert torch.equal(part.observation, transition.observation[group.rows, :size])
+        assert torch.equal(part.observation, transition.observation["observation"][group.rows, :size])
         assert torch.equal(part.extras["log_prob"], transition.extras["log_prob"][group.rows])
     assert agent.env_steps == 9
     assert agent.agents["prey"].env_steps == 3
@@ -155,10 +155,11 @@ def test_group_learns_as_an_agent_that_trains_alone_on_its_rows() -> None:
         )
         agent.record_observation(transition)
         agent.optimize_model()
-        one, more = alone.select_action(observation[rows])
+        seen, final = (x["observation"] for x in (observation, step.final_observation))
+        one, more = alone.select_action(seen[rows])
         assert torch.equal(one, action[rows])
-        ends = step.terminated[rows], step.truncated[rows], step.final_observation[rows], step.valid[rows]
-        alone.record_observation(rein.Transition(observation[rows], one, step.reward[rows], *ends, more))
+        ends = step.terminated[rows], step.truncated[rows], final[rows], step.valid[rows]
+        alone.record_observation(rein.Transition(seen[rows], one, step.reward[rows], *ends, more))
         alone.optimize_model()
         observation = step.observation
     assert alone.updates

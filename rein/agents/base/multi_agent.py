@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.networks.encoder import children
 from rein.ops.random import checked_seed, stream_seed
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import AgentProtocol, Policy
@@ -268,10 +269,12 @@ def _taken(value: Tree, row_R: Tensor, space: spaces.Space[Any]) -> Tree:
 
 
 def _unpadded(value: Tree, space: spaces.Space[Any]) -> Tree:
-    if isinstance(value, Tensor) and isinstance(space, spaces.Box) and len(space.shape) == 1:
+    if isinstance(value, Mapping):
+        if (inner := children(space)) is not None:
+            return {key: _unpadded(value[key], part) for key, part in inner.items()}
+        return _unpadded(value["observation"], space)  # without the mask of actions that other groups have
+    if isinstance(value, Tensor) and isinstance(space, spaces.Box | spaces.MultiBinary) and len(space.shape) == 1:
         return value[:, : space.shape[0]]
-    if isinstance(value, Mapping) and isinstance(space, spaces.Dict):
-        return {key: _unpadded(value[key], part) for key, part in space.spaces.items()}
     return value
 
 

@@ -132,7 +132,7 @@ class PettingZooEnvironment:
 
     @property
     def groups(self) -> dict[str, Group]:
-        """Groups of agents by name, with their original spaces, or the padded observations if `agent_id` is set."""
+        """Groups of agents by name, with their original spaces, or with padded vectors if `agent_id` is set."""
         members: dict[str, list[int]] = {}
         for agent, name in enumerate(self._names):
             members.setdefault(re.sub(r"[_-]?\d+$", "", str(name)) or "agent", []).append(agent)
@@ -140,8 +140,7 @@ class PettingZooEnvironment:
         found = {}
         for name, agents in members.items():
             row_R = (first_W1 + torch.tensor(agents, dtype=torch.int64, device="cpu")).flatten()
-            seen = self.single_observation_space if self.agent_id else self._observation_spaces[agents[0]]
-            found[name] = Group(row_R, seen, self._action_spaces[agents[0]])
+            found[name] = Group(row_R, self._observation_spaces[agents[0]], self._action_spaces[agents[0]])
         return found
 
     @property
