@@ -22,6 +22,7 @@ from rein.networks.encoder import EncoderFactory, Preprocessor, encoder_for
 from rein.networks.q_networks import QNetwork
 from rein.networks.reserved import inputs_of
 from rein.ops.exploration import boltzmann
+from rein.ops.values import nonempty_mask
 from rein.replay.replay import Sample
 from rein.types import Tree
 
@@ -90,8 +91,7 @@ class BC(DiscreteActions, ReplayAgent):
 
 def _check_allowed(mask_BA: Tensor, action_B: Tensor) -> None:
     """Raise ValueError if a recorded action is not valid. A row without a valid action counts as unmasked."""
-    allowed_B = mask_BA.gather(1, action_B.unsqueeze(1)).squeeze(1) | ~mask_BA.any(1)
-    if not bool(allowed_B.all()):
+    if not bool(nonempty_mask(mask_BA).gather(1, action_B.unsqueeze(1)).all()):
         raise ValueError("BC: the data contains actions that are not valid according to their action_mask")
 
 

@@ -20,7 +20,7 @@ from rein.networks.actor_critic import ActionValues, DiscreteActor, DiscreteNetw
 from rein.networks.factories import NetworkFactory
 from rein.networks.reserved import Features, inputs_of
 from rein.ops.backend import without_gradient
-from rein.ops.values import td_target
+from rein.ops.values import nonempty_mask, td_target
 from rein.replay.replay import Sample
 from rein.schedules import Schedule
 from rein.types import Tree
@@ -110,8 +110,7 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
         """Return the mean target entropy of states with these masks."""
         if mask_BA is None or self.target_entropy is not None:
             return self._target_entropy
-        valid_B = (mask_BA | ~mask_BA.any(1, keepdim=True)).sum(1)
-        return 0.5 * valid_B.float().log().mean()
+        return 0.5 * nonempty_mask(mask_BA).sum(1).float().log().mean()
 
 
 class _Networks(DiscreteNetworks):

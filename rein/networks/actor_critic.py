@@ -31,6 +31,7 @@ from rein.networks.recurrent import Core
 from rein.networks.reserved import Features, Inputs, inputs_of
 from rein.ops.distributions import Distribution, SquashedNormal
 from rein.ops.trees import map_tree
+from rein.ops.values import nonempty_mask
 
 CoreFactory = Callable[..., Core]  # (inputs=, generator=) -> the core, for example functools.partial(LSTM, features=64)
 
@@ -466,8 +467,7 @@ class DiscreteActor(nn.Module):
     def forward(self, x: Features) -> Distribution:
         """Return the distribution over valid actions. A row without a valid action counts as unmasked."""
         x_BF, mask_BA, _ = inputs_of(x)
-        if mask_BA is not None:
-            mask_BA = mask_BA | ~mask_BA.any(1, keepdim=True)
+        mask_BA = None if mask_BA is None else nonempty_mask(mask_BA)
         return self.head(self.hidden(through(self.encoder, x_BF))[0], mask_BA)
 
 

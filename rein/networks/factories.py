@@ -39,6 +39,7 @@ from rein.networks.heads import ActionHead, ProductHead, action_head
 from rein.networks.reserved import inputs_of, visible_space
 from rein.ops.distributions import Distribution
 from rein.ops.trees import leaves, map_tree
+from rein.ops.values import nonempty_mask
 
 NetworkFactory = Callable[[spaces.Space[Any], spaces.Space[Any], torch.Generator], nn.Module]
 
@@ -351,6 +352,6 @@ class CustomDiscreteActor(nn.Module):
         self.network = modules.build("actor", factory, {"logits": (2, _without_layers(self.head))})
 
     def forward(self, x: Any) -> Distribution:
-        """Return the distribution over actions."""
-        inputs = inputs_of(x)
-        return self.head(self.network(inputs.features), inputs.action_mask)
+        """Return the distribution over valid actions. A row without a valid action counts as unmasked."""
+        features, mask_BA, _ = inputs_of(x)
+        return self.head(self.network(features), None if mask_BA is None else nonempty_mask(mask_BA))

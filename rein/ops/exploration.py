@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rein.ops.values import mask_values
+from rein.ops.values import mask_values, nonempty_mask
 
 
 def epsilon_greedy(
@@ -35,7 +35,7 @@ def random_valid(mask_NA: Tensor, generator: torch.Generator) -> Tensor:
 
     The boolean mask may have further dimensions before A. Each row takes one random number.
     """
-    mask_NA = mask_NA | ~mask_NA.any(-1, keepdim=True)
+    mask_NA = nonempty_mask(mask_NA)
     before_NA = mask_NA.cumsum(-1)
     u_N = torch.rand(mask_NA.shape[:-1], generator=generator, dtype=torch.float64, device=mask_NA.device)
     order_N1 = (u_N * before_NA[..., -1]).floor_().unsqueeze(-1)  # less than the number of valid actions

@@ -66,6 +66,11 @@ def step_toward_(
     return error_N
 
 
+def nonempty_mask(mask_BA: Tensor) -> Tensor:
+    """Return a boolean mask that allows every action in rows without a valid action, such as final observations."""
+    return mask_BA | ~mask_BA.any(-1, keepdim=True)
+
+
 def mask_values(value_BA: Tensor, mask_BA: Tensor | None) -> Tensor:
     """Replace the values of invalid actions by a finite number below all others, for `argmax` and `amax`; (B, A).
 
@@ -76,8 +81,8 @@ def mask_values(value_BA: Tensor, mask_BA: Tensor | None) -> Tensor:
     """
     if mask_BA is None:
         return value_BA
-    invalid_BA = ~mask_BA & mask_BA.any(-1, keepdim=True)
-    return value_BA.masked_fill(invalid_BA, torch.finfo(value_BA.dtype).min / 2)  # half, so that sums do not overflow
+    lowest = torch.finfo(value_BA.dtype).min / 2  # half, so that sums do not overflow
+    return value_BA.masked_fill(~nonempty_mask(mask_BA), lowest)
 
 
 class NStep(NamedTuple):

@@ -541,6 +541,16 @@ def test_network_takes_valid_actions_only(case: str) -> None:
     assert shapes and {*shapes.values()} == {(8, 4)}  # the mask is not an input
 
 
+def test_actor_counts_a_row_without_valid_actions_as_unmasked() -> None:
+    environment = MaskedGrid(num_envs=8, seed=0)
+    kind, _, options = KINDS["DiscreteSAC"]
+    networks, observation = kind(environment, **options, seed=0).networks, environment.reset()
+    observation["action_mask"] = torch.zeros_like(observation["action_mask"])
+    free = {"observation": observation["observation"]}
+    found, expected = (networks.actor(networks.preprocess(x)).log_probs for x in (observation, free))
+    assert torch.equal(found, expected)
+
+
 class Asymmetric(ActorCritic):
     """Network whose values depend on the critic observation (B, 3), which a deployed policy lacks."""
 

@@ -254,6 +254,24 @@ def test_replayed_episodes_agree(tmp_path: Path) -> None:
     assert any(result.difference is not None for result in replay(make(seed=5), without))
 
 
+class NeedsOptions(Levels):
+    """Cannot be reset without options."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        assert options is not None
+        return super().reset(seed=seed, options=options)
+
+
+def test_episodes_that_begin_during_a_replay_have_options(tmp_path: Path) -> None:
+    environment = rein.make(NeedsOptions, N, 0)
+    environment.set_options({"level": 1})
+    agent = rein.PPO(environment, seed=0, rollout_steps=8)
+    rein.training_loop(agent, environment, tmp_path / "run", epochs=1, iterations=8).run()
+    run = rein.open_run(tmp_path / "run")
+    episodes = [run.episode(id) for id in run.episodes["id"].tolist()]
+    assert all(result.difference is None for result in replay(rein.make(NeedsOptions, N), episodes))
+
+
 def test_replay_refuses_environments_without_options(tmp_path: Path) -> None:
     trained(tmp_path / "run").run()
     run = rein.open_run(tmp_path / "run")
