@@ -149,6 +149,18 @@ def test_options_are_copied_and_become_json_values() -> None:
     assert options.of(0)["level"] == 0.5  # type: ignore[index]
 
 
+def test_changes_of_returned_options_do_not_change_the_episode() -> None:
+    environment = make()
+    environment.set_options({"level": 1, "map": [1]})
+    environment.reset()
+    options = environment.episode_options[0]
+    options["level"] += 1
+    options["map"].append(2)
+    assert environment.episode_options == [{"level": 1, "map": [1]}] * N
+    environment.set_options(options)
+    assert levels(environment.reset()) == [2.0] * N
+
+
 @pytest.mark.parametrize("wrap", [lambda x: x, FlattenObservation, functools.partial(TimeLimit, max_episode_steps=2)])
 def test_loaded_environment_continues_bit_for_bit(wrap: Any) -> None:
     one, other = wrap(make()), wrap(make(seed=1))

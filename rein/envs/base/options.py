@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,8 +22,8 @@ class ResetOptions:
 
     @property
     def current(self) -> list[dict[str, Any] | None] | None:
-        """Options of the current episodes; None if no options were ever set."""
-        return list(self._current) if self._used else None
+        """Copies of the options of the current episodes; None if no options were ever set."""
+        return _copy(self._current) if self._used else None
 
     def set(self, options: Options | Sequence[Options | None] | None, environments: Iterable[int] | None) -> None:
         """Set the options of the next episodes. Raises TypeError or ValueError for invalid options."""
@@ -54,7 +53,7 @@ class ResetOptions:
 
     def of(self, environment: int) -> dict[str, Any] | None:
         """Return a copy of the current options of one environment."""
-        return copy.deepcopy(self._current[environment])
+        return _copy(self._current[environment])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the options as JSON text; None if no options were ever set."""
@@ -76,6 +75,13 @@ def _dictionary(options: Any) -> dict[str, Any] | None:
     if options is not None and not isinstance(options, Mapping):
         raise TypeError(f"reset options must be a dictionary or None, got {options!r:.80}")
     return None if options is None else _json(options, "options")
+
+
+def _copy(value: Any) -> Any:
+    """Return a copy of JSON values, faster than `copy.deepcopy`."""
+    if isinstance(value, dict):
+        return {key: _copy(part) for key, part in value.items()}
+    return [_copy(part) for part in value] if isinstance(value, list) else value
 
 
 def _json(value: Any, path: str) -> Any:
