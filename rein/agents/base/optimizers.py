@@ -266,7 +266,8 @@ def learning_rates(agent: Any) -> dict[str, float]:
     """
     if agents := getattr(agent, "agents", None):
         return {f"{name}/{key}": rate for name, part in agents.items() for key, rate in learning_rates(part).items()}
-    names = [name for name in dir(agent) if name.endswith("learning_rate") and not name.startswith("_")]
+    known = {*getattr(agent, "__dict__", ()), *dir(type(agent))}  # dir(agent) takes more than 1 ms, see `explain`
+    names = sorted(name for name in known if name.endswith("learning_rate") and not name.startswith("_"))
     values, counts = (
         {name: getattr(agent, name) for name in names},
         {"env_steps": agent.env_steps, "updates": agent.updates},
