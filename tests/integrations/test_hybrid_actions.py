@@ -103,6 +103,34 @@ def test_stored_episodes_are_replayed_bit_by_bit(tmp_path: Path, make: Any) -> N
         assert result.difference is None
 
 
+class FilmedDrone(Drone):
+    """Drone that draws its place."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def render(self) -> Any:
+        shade = (np.abs(self.place) * 1000).astype(np.int64) % 256
+        return np.repeat(shade.astype(np.uint8).reshape(2, 2, 1), 3, axis=2)
+
+
+def test_replay_films_the_recorded_states(tmp_path: Path) -> None:
+    loop, _, _ = loop_of(rein.HDF5Store(tmp_path / "run"), make=FilmedDrone)
+    loop.run(epochs=3, iterations=20)
+    episode = max((rein.open_run(tmp_path / "run").episode(index) for index in range(8)), key=lambda each: each.length)
+    frames: list[Any] = []
+    (result,) = replay(
+        GymnasiumEnvironment(FilmedDrone, N, seed=9, render_mode="rgb_array"), [episode], film=frames.append
+    )
+    assert result.difference is None and len(frames) == episode.length > 2
+    places = episode.fields["observation"]
+    shades = (np.abs(np.asarray(places)) * 1000).astype(np.int64)
+    for frame, shade in zip(frames, shades, strict=True):  # observations are stored in float32
+        assert (np.abs(frame[..., 0].reshape(4).astype(np.int64) - shade % 256) % 255 <= 1).all()
+
+
 def test_actions_are_stored_as_groups_of_fields(tmp_path: Path) -> None:
     loop, _, _ = loop_of(rein.HDF5Store(tmp_path / "run"))
     loop.run(epochs=1, iterations=20)
