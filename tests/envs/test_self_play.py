@@ -130,6 +130,29 @@ def test_self_play_beats_random_and_elo_rises() -> None:
     assert int(result.wins.sum() + result.draws[0, 1]) == 200
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_agent_never_loses_to_random_and_elo_rises_over_snapshots() -> None:
+    """Snapshots are taken after 16,384, 131,072, 524,288 and 2,949,120 env steps."""
+    rate, entropy = rein.linear(2e-3, 1e-4, env_steps=3_000_000), rein.linear(0.05, 0.003, env_steps=3_000_000)
+    settings: dict[str, Any] = {"rollout_steps": 16, "update_epochs": 6, "hidden": (256, 256), "activation": "relu"}
+    settings |= {"learning_rate": rate, "entropy_coefficient": entropy, "gamma": 1.0}
+    agent = rein.PPO(GAME, seed=0, **settings)
+    pool = rein.OpponentPool(agent, size=1)
+    env = rein.SelfPlay(GAME, 256, opponents=pool, seed=0)
+    loop = rein.training_loop(agent, env, seed=0, iterations=64)
+    loop.epoch_ended(lambda state: pool.add())
+    policies: dict[str, Any] = {"random": RandomPolicy(GAME.single_action_space, seed=0)}
+    for epochs in (1, 8, 32, 180):
+        loop.run(epochs=epochs)
+        snapshot = rein.PPO(GAME, seed=1, **settings)
+        snapshot.load_state_dict(copy_state(agent.state_dict()))
+        policies[f"after epoch {epochs}"] = snapshot.policy(deterministic=False)
+    assert int((rein.evaluate(agent, rein.SelfPlay(GAME, 100, seed=7), 1000).episode_return < 0).sum()) == 0
+    elo = rein.tournament(policies, GAME, 1000).elo
+    assert [*elo.values()] == sorted(elo.values())
+
+
 def test_tournament_counts_each_pair() -> None:
     policies = {name: RandomPolicy(GAME.single_action_space, seed=k) for k, name in enumerate("abc")}
     result = rein.tournament(policies, GAME, 50)
