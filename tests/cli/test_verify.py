@@ -17,6 +17,7 @@ from rein.envs.gridworld import Gridworld
 from rein.errors import StoreError
 from rein.handlers.checkpoint import checkpoint
 from rein.ops.random import stream_seed
+from rein.ops.trees import map_tree
 from rein.store.checkpoint_file import read_checkpoint, write_checkpoint
 from rein.store.compact import compact
 from rein.store.folder import list_files
@@ -68,9 +69,7 @@ def rewrite(file, change):
     """Replace the only epoch in a file by `change(epoch)`, with a valid hash."""
     (trajectory,) = open_run(file)
     fields = {name: np.array(field) for name, field in trajectory.fields.items()}
-    episodes = trajectory.episodes._replace(
-        **{name: np.array(column) for name, column in trajectory.episodes._asdict().items()}
-    )
+    episodes = map_tree(np.array, trajectory.episodes)
     changed = change(trajectory._replace(fields=fields, episodes=episodes))
     file.write_bytes(compose_trajectories([changed]))
 
@@ -92,8 +91,7 @@ def with_end(trajectory, name, value):
 
 
 def without_episode(trajectory):
-    table = trajectory.episodes
-    return trajectory._replace(episodes=type(table)(*(column[1:] for column in table)))
+    return trajectory._replace(episodes=map_tree(lambda column: column[1:], trajectory.episodes))
 
 
 @pytest.mark.parametrize("episodic", [False, True])
@@ -314,7 +312,7 @@ def test_unknown_fields_and_integer_rewards_are_accepted(tmp_path):
     trajectory = make_trajectory(1)
     flags = {name: torch.zeros(6, 3, dtype=torch.bool) for name in ("terminated", "truncated")}
     fields = {**trajectory.fields, **flags, "reward": torch.ones(6, 3, dtype=torch.int64)}
-    none = type(trajectory.episodes)(*(column[:0] for column in trajectory.episodes[:-1]), None)
+    none = map_tree(lambda column: column[:0], trajectory.episodes)._replace(final_observation=None)
     store.append(trajectory._replace(fields=fields, episodes=none))
     store.close()
     assert verify_run(tmp_path / "run").problems == []

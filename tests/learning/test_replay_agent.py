@@ -444,10 +444,10 @@ def test_invalid_options_are_rejected(kind, options):
         made(kind, **options)
 
 
-@pytest.mark.parametrize("name", ["batchsize", "critic", "rollout_steps"])
+@pytest.mark.parametrize("name", ["batchsize", "critcs", "rollout_steps"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_unknown_option_is_rejected(kind, name):
-    near = {"batchsize": "batch_size", "critic": "(huber|critics)", "rollout_steps": ".*"}[name]
+    near = {"batchsize": "batch_size", "critcs": "(huber|critics?)", "rollout_steps": ".*"}[name]
     message = f"{kind.__name__}: there is no option {name}(; did you mean {near}\\?|\\. Its options are .*gamma)"
     with pytest.raises(TypeError, match=message):
         made(kind, **{name: 3})

@@ -11,6 +11,7 @@ from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
 from rein.envs.wrappers.time import TimeLimit
 from rein.errors import StoreError
+from rein.ops.trees import map_tree
 from rein.store.compact import compact
 from rein.store.folder import list_files
 from rein.store.hdf5 import HDF5Store
@@ -253,7 +254,7 @@ def test_episode_is_whole_if_gaps_contain_none_of_its_steps(tmp_path):
         ended |= {"episode_return": np.array([1.0])}
         ended |= {"terminated": np.array([True]), "truncated": np.array([False])}
         table = type(one.episodes)(**ended, final_observation=None)
-        none = type(one.episodes)(*(column[:0] for column in table[:-1]), None)
+        none = map_tree(lambda column: column[:0], table)
         fields = {"reward": one.fields["reward"], "valid": valid}
         episodes = table if epoch == 3 else none
         at = {"epoch": epoch, "first_step": (epoch - 1) * rows, "next_observation": None}
