@@ -19,9 +19,9 @@ from rein import training as training
 from rein import types as types
 from rein.agents import *
 from rein.envs.base.self_play import SelfPlay as SelfPlay
-from rein.envs.gymnasium.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
 from rein.envs.jax import JaxEnvironment as JaxEnvironment
 from rein.envs.make import make as make
+from rein.envs.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
 from rein.envs.tensors import TensorEnvironment as TensorEnvironment
 from rein.episodes import Evaluation as Evaluation
 from rein.episodes import batch_step as batch_step

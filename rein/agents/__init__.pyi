@@ -5,7 +5,6 @@ from rein.agents.base.deterministic import DeterministicAgent as DeterministicAg
 from rein.agents.base.exploration import GaussianNoise as GaussianNoise
 from rein.agents.base.exploration import OrnsteinUhlenbeck as OrnsteinUhlenbeck
 from rein.agents.base.exploration import Plateau as Plateau
-from rein.agents.base.multi_agent import MultiAgent as MultiAgent
 from rein.agents.base.network_agent import NetworkAgent as NetworkAgent
 from rein.agents.base.on_policy import OnPolicyAgent as OnPolicyAgent
 from rein.agents.base.optimizers import Adam as Adam
@@ -21,6 +20,7 @@ from rein.agents.dqn import DQN as DQN
 from rein.agents.impala import IMPALA as IMPALA
 from rein.agents.iql import IQL as IQL
 from rein.agents.iqn import IQN as IQN
+from rein.agents.multi_agent import MultiAgent as MultiAgent
 from rein.agents.ppo import PPO as PPO
 from rein.agents.pqn import PQN as PQN
 from rein.agents.q_learning import QLearning as QLearning

@@ -17,7 +17,7 @@ from rein.agents.base.losses import Temperature, check_learned, squared_errors, 
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.networks.actor_critic import ActionValues, DiscreteActor, DiscreteNetworks
-from rein.networks.factories import NetworkFactory
+from rein.networks.custom_networks import NetworkFactory
 from rein.networks.reserved import Features, inputs_of
 from rein.ops.backend import without_gradient
 from rein.ops.values import nonempty_mask, td_target

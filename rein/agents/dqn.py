@@ -12,7 +12,7 @@ from rein.agents.base.closed_form import has_closed_form, td_gradient
 from rein.agents.base.learner import Batch
 from rein.agents.base.options import option
 from rein.agents.base.value_agent import ValueAgent
-from rein.networks.factories import NetworkFactory
+from rein.networks.custom_networks import NetworkFactory
 from rein.networks.q_networks import OnlineAndTarget, QNetwork
 from rein.networks.reserved import Features, inputs_of
 from rein.ops.backend import without_gradient

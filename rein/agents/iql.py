@@ -16,7 +16,7 @@ from rein.agents.base.losses import critic_loss, likelihood_loss
 from rein.agents.base.options import in_unit_interval, not_negative, option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.actor_critic import ContinuousNetworks, StateValue
-from rein.networks.factories import CustomModules, CustomValue, NetworkFactory, encoder_of
+from rein.networks.custom_networks import CustomModules, CustomValue, NetworkFactory, encoder_of
 from rein.networks.reserved import Features
 from rein.ops.backend import without_gradient
 from rein.ops.losses import expectile

@@ -17,7 +17,7 @@ from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import default_optimizer
 from rein.agents.base.options import in_unit_interval, option
 from rein.agents.base.value_agent import EpsilonGreedy
-from rein.networks.factories import NetworkFactory
+from rein.networks.custom_networks import NetworkFactory
 from rein.networks.normalizers import RewardNormalizer
 from rein.networks.q_networks import QNetwork
 from rein.networks.reserved import inputs_of, mask_of

@@ -10,13 +10,13 @@ from rein.envs.base.worlds import SimulatedWorlds as SimulatedWorlds
 from rein.envs.cartpole import CartPole as CartPole
 from rein.envs.gridworld import Gridworld as Gridworld
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment as GymnasiumEnvironment
-from rein.envs.gymnasium.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
 from rein.envs.gymnasium.vector import GymnasiumVectorEnvironment as GymnasiumVectorEnvironment
 from rein.envs.jax import JaxEnvironment as JaxEnvironment
 from rein.envs.mountain_car import MountainCar as MountainCar
 from rein.envs.mountain_car import MountainCarContinuous as MountainCarContinuous
 from rein.envs.navigation import Navigation as Navigation
 from rein.envs.pendulum import Pendulum as Pendulum
+from rein.envs.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
 from rein.envs.tensors import TensorEnvironment as TensorEnvironment
 from rein.envs.tictactoe import TicTacToe as TicTacToe
 from rein.envs.turtleworld import Turtleworld as Turtleworld

@@ -221,14 +221,14 @@ def _unknown(env: Any, config: Any, given: Any) -> str:
     name = f"TensorEnvironment({type(env).__name__}, final_observation={given!r})"
     if given is not None:
         return f'{name}: give "step", "info" or "previous"'
-    advice = "say where the final observations of episodes are"
+    advice = ""
     if hasattr(config, "auto_reset"):
-        advice = "set cfg.auto_reset=False before you create the environment"
+        advice = "set cfg.auto_reset=False before you create the environment, or "
     elif hasattr(config, "compute_final_obs"):
-        advice = "set cfg.compute_final_obs=True before you create the environment"
+        advice = "set cfg.compute_final_obs=True before you create the environment, or "
     return (
         f"{name}: the environment resets itself and does not declare a final observation, from which agents bootstrap "
-        f'truncated episodes; {advice}, or pass final_observation="step", "info" or "previous"'
+        f'truncated episodes; {advice}pass final_observation="step", "info" or "previous"'
     )
 
 

@@ -15,8 +15,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.encoder import EncoderFactory, Preprocessor, Tree, encoder_for, features_of, through
-from rein.networks.factories import (
+from rein.networks.custom_networks import (
     CustomActionValues,
     CustomCritics,
     CustomDiscreteActor,
@@ -25,6 +24,7 @@ from rein.networks.factories import (
     TreePreprocessor,
     encoder_of,
 )
+from rein.networks.encoder import EncoderFactory, Preprocessor, Tree, encoder_for, features_of, through
 from rein.networks.heads import OTHER_SPACES, DiscreteHead, action_head, count_actions, has_width
 from rein.networks.mlp import Stack, orthogonal_linear
 from rein.networks.recurrent import Core
@@ -85,7 +85,7 @@ class ActorCritic(nn.Module):
         inputs = features_of(self.encoder, self.preprocess.features)
         members = 1 if shared or privileged else 2
         self.hidden = Stack(members, inputs, hidden, activation, generator)
-        # hidden layers of a critic with inputs of its own
+        # hidden layers of a critic with separate inputs
         self.critic_hidden = Stack(1, inputs + privileged, hidden, activation, generator) if privileged else None
         self.cores = nn.ModuleList()
         sizes: list[Any] = [self.hidden.features] * members
@@ -132,7 +132,7 @@ class ActorCritic(nn.Module):
     def policy(self, x: Features, carry_NC: Tensor | None = None) -> tuple[Distribution, Tensor | None]:
         """Return only the distribution, and the carry after this step. Critic observations are not needed.
 
-        The critic's part of the carry is unchanged if the critic has inputs of its own.
+        The critic's part of the carry is unchanged if the critic has separate inputs.
         """
         inputs = inputs_of(x)
         if carry_NC is None:
@@ -341,7 +341,7 @@ class ContinuousNetworks(nn.Module):
     ) -> None:
         """Create the networks. Actor and critics have separate encoders, from `encoder_for`.
 
-        `actor` and `critic` replace all layers, see `rein.networks.factories`. With one of them, or with `tree`,
+        `actor` and `critic` replace all layers, see `rein.networks.custom_networks`. With one of them, or with `tree`,
         preprocessed observations are not flattened.
 
         Raises ValueError for images without an encoder, and for actions without finite bounds.
@@ -493,7 +493,7 @@ class DiscreteNetworks(nn.Module):
     ) -> None:
         """Create the networks. Actor and critics have separate encoders, from `encoder_for`.
 
-        `actor` and `critic` replace all layers, see `rein.networks.factories`.
+        `actor` and `critic` replace all layers, see `rein.networks.custom_networks`.
 
         Raises ValueError for images without an encoder, and for actions that are not Discrete.
         """

@@ -17,8 +17,8 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.networks.actor_critic import CoreFactory
+from rein.networks.custom_networks import CustomModules, NetworkFactory, TreePreprocessor
 from rein.networks.encoder import EncoderFactory, Preprocessor, encoder_for, features_of, through
-from rein.networks.factories import CustomModules, NetworkFactory, TreePreprocessor
 from rein.networks.heads import count_actions
 from rein.networks.mlp import ACTIVATIONS, Stack, orthogonal_linear
 from rein.networks.reserved import Features, inputs_of
@@ -76,7 +76,7 @@ class QNetwork(nn.Module):
     ) -> None:
         """Create the network. See `DuelingHead` for `dueling`, and `encoder_for` for `encoder`.
 
-        A `network` replaces all layers. It returns the values (B, A), see `rein.networks.factories`.
+        A `network` replaces all layers. It returns the values (B, A), see `rein.networks.custom_networks`.
         """
         super().__init__()
         actions = count_actions(action_space)

@@ -21,7 +21,7 @@ from rein.envs.probes import Corridor, Reach
 from rein.errors import CheckpointError
 from rein.handlers.checkpoint import checkpoint
 from rein.networks import policy_outputs
-from rein.networks.factories import CustomActorCritic
+from rein.networks.custom_networks import CustomActorCritic
 from rein.ops.random import generator
 from rein.ops.trees import leaves
 from rein.testing import AgentContract

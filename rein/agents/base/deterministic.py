@@ -17,7 +17,7 @@ from rein.agents.base.losses import critic_loss
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.actor_critic import Actor, DeterministicNetworks
-from rein.networks.factories import NetworkFactory
+from rein.networks.custom_networks import NetworkFactory
 from rein.networks.reserved import Features
 from rein.ops.backend import without_gradient
 from rein.ops.values import td_target

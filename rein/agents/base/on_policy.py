@@ -19,7 +19,7 @@ from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import default_optimizer
 from rein.agents.base.options import finite, flag, not_negative, option
 from rein.networks.actor_critic import ActorCritic, CoreFactory
-from rein.networks.factories import CustomActorCritic, NetworkFactory
+from rein.networks.custom_networks import CustomActorCritic, NetworkFactory
 from rein.networks.heads import ContinuousHead
 from rein.networks.normalizers import RewardNormalizer
 from rein.networks.reserved import inputs_of

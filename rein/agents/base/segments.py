@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rein.agents.base.learner import Batch
 from rein.networks.actor_critic import ActorCritic
-from rein.networks.factories import CustomActorCritic
+from rein.networks.custom_networks import CustomActorCritic
 from rein.ops.returns import VTrace, vtrace
 from rein.schedules import Schedule, as_schedule
 

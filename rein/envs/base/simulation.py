@@ -239,7 +239,7 @@ class SimulatedEnvironment(ABC):
             self._check(action)
         control = self._control(action)
         if not self._checked:
-            self._check_dynamics(*self.dynamics(self._state_SN.clone(), control))
+            self._check_dynamics(self._state_SN, *self.dynamics(self._state_SN.clone(), control))
             self._checked = True
         time_step = self._step_rows(control, mask) if self._by_rows else self._step_masked(control, mask)
         self.watch(time_step.observation)
@@ -293,10 +293,10 @@ class SimulatedEnvironment(ABC):
         if not self._seeds.started:
             raise RuntimeError(f"{type(self).__name__}.{method}: call reset() first")
 
-    def _check_dynamics(self, state: Tensor, reward: Tensor, terminated: Tensor) -> None:
-        rows = (self.num_envs,)
+    def _check_dynamics(self, before: Tensor, state: Tensor, reward: Tensor, terminated: Tensor) -> None:
+        rows = before.shape[1:]
         for name, value, shape, dtype in (
-            ("state", state, self._state_SN.shape, torch.float32),
+            ("state", state, before.shape, torch.float32),
             ("reward", reward, rows, torch.float32),
             ("terminated", terminated, rows, torch.bool),
         ):

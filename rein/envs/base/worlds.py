@@ -18,7 +18,6 @@ from rein.envs.base.drawing import Frame
 from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.simulation import SimulatedEnvironment, transposed
 from rein.envs.base.spaces import representation
-from rein.errors import EnvironmentContractError
 from rein.foreign_names import check_keywords
 from rein.ops.random import uniform
 from rein.ops.trees import map_tree
@@ -201,7 +200,7 @@ class SimulatedWorlds(SimulatedEnvironment):
         control = map_tree(self._by_world, self._control(action))
         state_SWA, reward_WA, terminated_WA = self.dynamics(self._state_SWA, control)
         if not self._checked:
-            self._check_dynamics(state_SWA, reward_WA, terminated_WA)
+            self._check_dynamics(self._state_SWA, state_SWA, reward_WA, terminated_WA)
             self._checked = True
         stepped_W = None if mask is None else self._by_world(mask).any(1)
         on_WA = ~self._left_WA if stepped_W is None else ~self._left_WA & stepped_W[:, None]
@@ -222,16 +221,3 @@ class SimulatedWorlds(SimulatedEnvironment):
         ends = terminated_WA.flatten(), truncated_WA.flatten()
         self.watch(observation)
         return TimeStep(observation, reward_N, *ends, final_observation, on_WA.flatten(), {})
-
-    def _check_dynamics(self, state: Tensor, reward: Tensor, terminated: Tensor) -> None:
-        rows = (self.worlds, self.agents)
-        for name, value, shape, dtype in (
-            ("state", state, self._state_SWA.shape, torch.float32),
-            ("reward", reward, rows, torch.float32),
-            ("terminated", terminated, rows, torch.bool),
-        ):
-            if value.shape != shape or value.dtype is not dtype:
-                raise EnvironmentContractError(
-                    f"{type(self).__name__}.dynamics: expected {name} as {dtype} of shape {tuple(shape)}, "
-                    f"got {value.dtype} of shape {tuple(value.shape)}"
-                )

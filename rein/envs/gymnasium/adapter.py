@@ -300,7 +300,7 @@ class GymnasiumEnvironment:
 
         Raises:
             TypeError: if the options are not JSON values.
-            ValueError: if there is no environment with such an index, or if the list has another length.
+            ValueError: if an index is out of range, or if the list has another length.
         """
         self._options.set(options, environments)
 

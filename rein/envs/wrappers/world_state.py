@@ -36,7 +36,7 @@ class WorldState(Wrapper):
 
     def __init__(self, inner: Environment) -> None:
         if getattr(inner, "worlds", None) is None:
-            raise TypeError(f"WorldState: {inner!r} is no multi-agent environment, since it has no worlds")
+            raise TypeError(f"WorldState: {inner!r} is not a multi-agent environment: it has no worlds")
         self.inner = inner
         self._agents = agents_per_world(inner)
         space = visible_space(inner.single_observation_space)
