@@ -30,6 +30,7 @@ _ADAPTERS = (
     "rein.envs.gymnasium.adapter.GymnasiumEnvironment",
     "rein.envs.gymnasium.vector.GymnasiumVectorEnvironment",
 )
+NOT_REBUILT = ("rein.envs.base", "rein.envs.gymnasium", "rein.envs.jax", "rein.envs.pettingzoo", "rein.envs.tensors")
 _FILMING = "rein.envs.wrappers.record_video.RecordVideo"
 _DEEPEST = 20  # maximum number of nested wrappers
 
@@ -166,7 +167,7 @@ def own_environments() -> dict[str, Any]:
     """Return rein's environments and wrappers by their full names, without base classes and adapters."""
     found = {}
     for module in pkgutil.walk_packages(rein.envs.__path__, "rein.envs."):
-        if module.name.startswith(("rein.envs.base", "rein.envs.gymnasium")):
+        if module.name.startswith(NOT_REBUILT):
             continue
         for name, value in vars(importlib.import_module(module.name)).items():
             if inspect.isclass(value) and value.__module__ == module.name and hasattr(value, "reset_to"):

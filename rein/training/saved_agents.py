@@ -20,6 +20,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein.agents
+from rein.agents.base.agent import Agent
 from rein.agents.base.exploration import GaussianNoise, OrnsteinUhlenbeck, Plateau
 from rein.agents.base.network_agent import FACTORIES
 from rein.agents.base.options import options_of
@@ -112,7 +113,7 @@ def own_agents() -> dict[str, type[Any]]:
     found: dict[str, type[Any]] = {}
     for module in pkgutil.iter_modules(rein.agents.__path__, "rein.agents."):
         for name, value in vars(importlib.import_module(module.name)).items():
-            if inspect.isclass(value) and value.__module__ == module.name and hasattr(value, "optimize_model"):
+            if inspect.isclass(value) and value.__module__ == module.name and issubclass(value, Agent):
                 found[f"{module.name}.{name}"] = value
     return found
 

@@ -21,7 +21,7 @@ from gymnasium import spaces
 import rein
 import rein.envs
 from rein.cli import main
-from rein.cli.rebuild import environment_of, own_environments
+from rein.cli.rebuild import NOT_REBUILT, environment_of, own_environments
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
@@ -115,7 +115,7 @@ def test_every_native_environment_is_tested() -> None:
     """Counts all concrete environments except wrappers, including those that cannot be replayed."""
     found = set()
     for module in pkgutil.walk_packages(rein.envs.__path__, "rein.envs."):
-        if module.name.startswith(("rein.envs.base", "rein.envs.gymnasium", "rein.envs.jax", "rein.envs.tensors")):
+        if module.name.startswith(NOT_REBUILT):
             continue
         for name, kind in vars(importlib.import_module(module.name)).items():
             own = inspect.isclass(kind) and kind.__module__ == module.name and hasattr(kind, "apply_action")

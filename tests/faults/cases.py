@@ -20,6 +20,7 @@ import torch
 
 import rein
 import rein.agents
+from rein.agents.base.agent import Agent
 from rein.agents.base.on_policy import OnPolicyAgent
 from rein.agents.base.options import options_of
 from rein.agents.base.replay_agent import ReplayAgent
@@ -52,7 +53,7 @@ def agents() -> dict[str, Any]:
     for module in pkgutil.iter_modules(rein.agents.__path__):
         members = vars(importlib.import_module(f"rein.agents.{module.name}")).values()
         classes = [m for m in members if inspect.isclass(m) and m.__module__ == f"rein.agents.{module.name}"]
-        for kind in (member for member in classes if hasattr(member, "optimize_model")):
+        for kind in (member for member in classes if issubclass(member, Agent)):
             found[module.name] = kind
             if issubclass(kind, OnPolicyAgent):
                 cores = {"lstm": LSTM, "gru": GRU, "mingru": MinimalGRU} if kind is PPO else {"lstm": LSTM}
