@@ -16,8 +16,8 @@ from rein.types import Tree
 class OpponentPool:
     """The last `size` snapshots of an agent, which are its opponents in `rein.SelfPlay`.
 
-    Snapshots sample their actions. The pool is empty at first, and all opponents then move at random. Recurrent agents
-    are not supported. The pool is saved with the state of its `SelfPlay`.
+    Snapshots sample their actions. The pool is empty at first, and all opponents then move at random. The pool is saved
+    with the state of its `SelfPlay`.
 
     Example::
 
@@ -50,10 +50,12 @@ class OpponentPool:
     def __len__(self) -> int:
         return len(self._policies)
 
-    def select_action(self, index: int, observation: Tree) -> Tensor:
-        """Return the actions (R,) of one snapshot."""
-        action, _ = self._policies[index].select_action(observation)
-        return action
+    def select_action(self, index: int, observation: Tree, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the actions (R,) of one snapshot, and its next carry (R, C); None if it is not recurrent."""
+        policy = self._policies[index]
+        policy.carry = carry
+        action, _ = policy.select_action(observation)
+        return action, policy.carry
 
     def state_dict(self) -> dict[str, Any]:
         """Return all snapshots and the states of their policies."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import functools
 from typing import Any
 
 import pytest
@@ -81,8 +81,14 @@ def test_invalid_move_raises() -> None:
         env.apply_action(torch.zeros(2, dtype=torch.int64))
 
 
-def self_play(size: int = 3) -> Any:
-    agent = rein.PPO(GAME, rollout_steps=8, hidden=(16,), seed=0)
+def recurrent(seed: int) -> Any:
+    return rein.PPO(
+        GAME, rollout_steps=8, hidden=(16,), core=functools.partial(rein.networks.LSTM, features=8), seed=seed
+    )
+
+
+def self_play(size: int = 3, memory: bool = False) -> Any:
+    agent = recurrent(0) if memory else rein.PPO(GAME, rollout_steps=8, hidden=(16,), seed=0)
     pool = rein.OpponentPool(agent, size)
     env = rein.SelfPlay(GAME, 16, opponents=pool, seed=0)
     loop = rein.training_loop(agent, env, seed=0, iterations=10)
@@ -97,7 +103,7 @@ def test_pool_keeps_the_last_snapshots() -> None:
     assert env.replayable is False
     observation = env.reset()
     last = agent.policy(deterministic=False).select_action(observation)[0]
-    actions = [pool.select_action(index, observation) for index in range(3)]
+    actions = [pool.select_action(index, observation, None)[0] for index in range(3)]
     assert {*env._opponent_N.tolist()} == {-1, 0, 1, 2}
     assert all(action.shape == last.shape for action in actions)
     newest = pool._snapshots[4 % 3]
@@ -105,17 +111,75 @@ def test_pool_keeps_the_last_snapshots() -> None:
     assert first_difference(pool._snapshots[0].networks.state_dict(), agent.networks.state_dict()) is not None
 
 
-def test_run_with_snapshots_resumes_bit_for_bit(tmp_path: Path) -> None:
-    whole, _, env, loop = self_play()
+@pytest.mark.parametrize("memory", [False, True])
+def test_run_with_snapshots_resumes_bit_for_bit(memory: bool) -> None:
+    whole, _, env, loop = self_play(memory=memory)
     loop.run(epochs=6)
-    _, _, _, first = self_play()
+    _, _, _, first = self_play(memory=memory)
     first.run(epochs=4)
     state = copy_state(first.state_dict())
-    again, _, env_again, second = self_play()
+    again, _, env_again, second = self_play(memory=memory)
     second.load_state_dict(state)
     second.run(epochs=6)
     assert first_difference(whole.state_dict(), again.state_dict()) is None
     assert first_difference(env.state_dict(), env_again.state_dict()) is None
+
+
+class Greedy:
+    """Greedy policies of two recurrent agents as opponents, with a record of their moves."""
+
+    def __init__(self) -> None:
+        self.policies = [recurrent(seed).policy() for seed in range(2)]
+        self.moves: list[tuple[int, Any, torch.Tensor]] = []
+
+    def __len__(self) -> int:
+        return 2
+
+    def select_action(self, index: int, observation: Any, carry: torch.Tensor | None) -> Any:
+        self.policies[index].carry = carry
+        action, _ = self.policies[index].select_action(observation)
+        self.moves.append((index, observation, action))
+        return action, self.policies[index].carry
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Any) -> None:
+        pass
+
+
+def test_recurrent_opponent_plays_as_its_policy_plays_alone() -> None:
+    opponents = Greedy()
+    env = rein.SelfPlay(GAME, 1, opponents=opponents, seed=0)
+    observation = env.reset()
+    for _ in range(40):
+        observation = env.apply_action(observation["action_mask"].argmax(1)).observation
+    alone, without_memory = Greedy().policies, []
+    for index, observation, action in opponents.moves:
+        policy = alone[index]
+        if not observation["observation"][:, :9].any():  # its first move of the game
+            policy.reset()
+        assert torch.equal(policy.select_action(observation)[0], action)
+        forgetful = recurrent(index).policy().select_action(observation)[0]
+        without_memory.append(torch.equal(forgetful, action))
+    assert {index for index, _, _ in opponents.moves} == {0, 1}
+    assert not all(without_memory)
+
+
+def test_recurrent_opponents_have_a_carry_for_each_game() -> None:
+    env = rein.SelfPlay(GAME, 6, opponents=Greedy(), seed=0)
+    observation = env.reset()
+    singles = [rein.SelfPlay(GAME, 1, opponents=Greedy(), seed=9) for _ in range(6)]
+    seen = [single.reset_to(seed[None]) for single, seed in zip(singles, env.episode_seeds, strict=True)]
+    going = set(range(6))
+    while going:
+        step = env.apply_action(observation["action_mask"].argmax(1))
+        for n in sorted(going):
+            single = singles[n].apply_action(seen[n]["action_mask"].argmax(1))
+            assert torch.equal(step.final_observation["observation"][n], single.final_observation["observation"][0])
+            seen[n] = single.observation
+        going -= set(step.terminated.nonzero().flatten().tolist())
+        observation = step.observation
 
 
 def test_self_play_beats_random_and_elo_rises() -> None:

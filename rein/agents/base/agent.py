@@ -297,7 +297,7 @@ class AgentPolicy:
         self.device = agent.device
         self._agent, self._explore = agent, explore
         self._generator = None if explore is False else generator(agent._root_seed, "policy", device=agent.device)
-        self._carry: Tensor | None = None
+        self.carry: Tensor | None = None  # (N, C) memory of a recurrent agent
 
     def __repr__(self) -> str:
         return f"AgentPolicy({self._agent!r}, explore={self._explore})"
@@ -308,22 +308,22 @@ class AgentPolicy:
         agent = self._agent
         saved = agent.generator, agent.carry
         rows = len(next(leaf for _, leaf in leaves(observation)))
-        carry = self._carry if self._carry is not None and len(self._carry) == rows else None
+        carry = self.carry if self.carry is not None and len(self.carry) == rows else None
         agent.generator, agent.carry = self._generator or agent.generator, carry
         try:
             return agent._sampled(agent.act(observation, self._explore), self._explore)[0], {}
         finally:
-            self._carry = agent.carry
+            self.carry = agent.carry
             agent.generator, agent.carry = saved
 
     def reset(self, mask: Tensor | None = None) -> None:
         """Start new episodes in the environments of `mask` (N,), or in all environments."""
-        if self._carry is not None:
-            self._carry = None if mask is None else self._carry.masked_fill(mask.unsqueeze(1), 0.0)
+        if self.carry is not None:
+            self.carry = None if mask is None else self.carry.masked_fill(mask.unsqueeze(1), 0.0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the generator and the carry. Networks are part of the agent's state."""
-        return {"generator": own_state(self._generator), "carry": self._carry}
+        return {"generator": own_state(self._generator), "carry": self.carry}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned.
@@ -331,7 +331,7 @@ class AgentPolicy:
         Raises ValueError if one of the policies is greedy and the other one explores.
         """
         restore_own(self._generator, state["generator"])
-        self._carry = None if state["carry"] is None else state["carry"].to(self.device, copy=True)
+        self.carry = None if state["carry"] is None else state["carry"].to(self.device, copy=True)
 
 
 def share_parameters(before: nn.Module, after: nn.Module) -> None:

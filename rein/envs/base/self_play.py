@@ -59,8 +59,11 @@ class Opponents(Protocol):
         """Number of policies; 0 for opponents that move at random."""
         ...
 
-    def select_action(self, index: int, observation: Tree) -> Tensor:
-        """Return the actions (R,) of one policy."""
+    def select_action(self, index: int, observation: Tree, carry: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the actions (R,) of one policy, and its next carry (R, C); None if it is not recurrent.
+
+        `carry` (R, C) is its memory of each game, zeros at the beginning; None before any policy has returned one.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,6 +108,7 @@ class SelfPlay:
         self._seeds = EpisodeSeeds(self.num_envs, seed, self.device)
         self._opponent_N = torch.full((num_envs,), -1, dtype=torch.int64, device=self.device)  # -1 moves at random
         self._moves_N = torch.zeros_like(self._opponent_N)  # of the opponent in this episode
+        self._carry_NC: Tensor | None = None  # memory of recurrent opponents
         self._state = game.initial_state(torch.zeros_like(self._opponent_N))
 
     @property
@@ -171,7 +175,7 @@ class SelfPlay:
         """Return the games, and the state of the opponents."""
         state = {"seeds": self._seeds.state_dict(), "state": self._state, "opponent": self._opponent_N}
         opponents = {} if self.opponents is None else {"opponents": self.opponents.state_dict()}
-        return {**state, "moves": self._moves_N, **opponents}
+        return {**state, "moves": self._moves_N, "carry": self._carry_NC, **opponents}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of `state_dict`. Raises ValueError for another number of games."""
@@ -183,6 +187,7 @@ class SelfPlay:
         if self.opponents is not None:
             self.opponents.load_state_dict(state["opponents"])
         self._state, self._opponent_N, self._moves_N = games, opponent_N, moves_N
+        self._carry_NC = None if state["carry"] is None else state["carry"].to(self.device, copy=True)
 
     def __repr__(self) -> str:
         return representation(self, type(self.game).__name__, f"num_envs={self.num_envs}")
@@ -199,6 +204,8 @@ class SelfPlay:
         count = 0 if self.opponents is None else len(self.opponents)
         drawn_N = integers(seed_N, _OPPONENT, count + 1) - 1
         self._opponent_N = torch.where(mask_N, drawn_N, self._opponent_N)
+        if self._carry_NC is not None:
+            self._carry_NC = self._carry_NC.masked_fill(mask_N[:, None], 0.0)
         zero_N = torch.zeros_like(mask_N, dtype=torch.float32)
         self._respond(mask_N & (self.seats == 1), zero_N, torch.zeros_like(mask_N))
 
@@ -210,12 +217,22 @@ class SelfPlay:
             if index < 0 or self.opponents is None:
                 action_R = self._random(row_R, observation)
             else:
-                action_R = self.opponents.select_action(index, observation)
+                action_R = self._select(self.opponents, index, observation, row_R)
             moved, reward_R, over_R = self.game.play(self._state[row_R], action_R)
             self._state = self._state.index_copy(0, row_R, moved)
             reward_N[row_R], over_N[row_R] = -reward_R, over_R
         self._moves_N = self._moves_N + mask_N
         return reward_N, over_N
+
+    def _select(self, opponents: Opponents, index: int, observation: Tree, row_R: Tensor) -> Tensor:
+        """Return the actions (R,) of one opponent, and keep its carry."""
+        carry_RC = None if self._carry_NC is None else self._carry_NC[row_R]
+        action_R, carry_RC = opponents.select_action(index, observation, carry_RC)
+        if carry_RC is not None:
+            if self._carry_NC is None:
+                self._carry_NC = carry_RC.new_zeros(self.num_envs, carry_RC.shape[1])
+            self._carry_NC = self._carry_NC.index_copy(0, row_R, carry_RC)
+        return action_R
 
     def _random(self, row_R: Tensor, observation: Tree) -> Tensor:
         """Return random valid moves (R,), which depend on the seed of the episode and the number of the move."""
