@@ -28,6 +28,7 @@ _COUNTS = re.compile(r"seed|epochs|iterations|.*(steps|starts|every|frequency)")
 _LARGEST = 1 << 20
 _SIDES = {"size": 512, "width": 4096, "height": 4096, "critics": 64}  # limits for boards, pictures and agents
 _TOGETHER = 1 << 26  # maximum rows of an epoch, or weights between two layers
+LIMITS = ("epochs", "env_steps")  # options that end a run
 _LEAF = {bool: bool, int: int, float: (int, float), str: str, types.NoneType: types.NoneType}
 
 
@@ -57,17 +58,41 @@ def common(
     """
 
 
+def source(
+    config: Path | None = None,
+    like: Path | None = None,
+) -> None:
+    """Options of `rein train` that name earlier options. The caller reads them before it parses the others.
+
+    Args:
+        config: TOML file with options of the recipe. The options on the command line replace those of the file.
+        like: folder of a run, whose recipe and options are used for a new run.
+    """
+
+
 def parse(
-    recipe: Callable[..., Any], program: str, words: list[str], before: Mapping[str, Any] | None = None
+    recipe: Callable[..., Any],
+    program: str,
+    words: list[str],
+    before: Mapping[str, Any] | None = None,
+    *,
+    file: str = "run.json",
+    also: Sequence[Callable[..., None]] = (),
 ) -> dict[str, Any]:
     """Parse `words` into the options of a recipe and the common options that the recipe lacks.
 
-    Values in `before`, from a `run.json`, are the defaults. Raises ValueError with a one-line message if a word does
-    not fit, or if a value in `before` has another type, is a path or is too large: `run.json` is not trusted.
+    Values in `before`, read from `file`, are the defaults. `also` are functions like `common` that declare further
+    options. Raises ValueError with a one-line message if a word does not fit, or if a value in `before` has another
+    type, is a path or is too large: files are not trusted.
     """
     own = {key: parameter for key, parameter in inspect.signature(recipe).parameters.items() if key != "store"}
-    shared = {key: parameter for key, parameter in inspect.signature(common).parameters.items() if key not in own}
-    known, types_of = own | shared, {**get_type_hints(common), **get_type_hints(recipe)}
+    shared: dict[str, inspect.Parameter] = {}
+    types_of, lines = get_type_hints(recipe), list[str]()
+    for declared in (common, *also):
+        shared |= {key: value for key, value in inspect.signature(declared).parameters.items() if key not in own}
+        types_of = {**get_type_hints(declared), **types_of}
+        lines += (inspect.getdoc(declared) or "").splitlines()
+    known = own | shared
     hints = {key: _flag_type(types_of.get(key, type(known[key].default))) for key in known}
     parameters = {
         key: known[key].replace(kind=inspect.Parameter.KEYWORD_ONLY) for key in known if hints[key] is not None
@@ -75,12 +100,14 @@ def parse(
     flags = {word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for word in words}
     stored = {key: value for key, value in (before or {}).items() if key in parameters and key not in flags}
     stored = {key: value for key, value in stored.items() if _as(value, known[key].default) != known[key].default}
-    check_options(stored)
+    check_options(stored, file)
     for key, value in stored.items():
+        if value == "None" and not _fits(value, hints[key]):  # TOML has no None
+            value = None
         if not _fits(value, hints[key]):
-            raise ValueError(f"run.json: {key}={value!r:.80} is not accepted from a file; set {_flag(key)}")
+            raise ValueError(f"{file}: {key}={value!r:.80} is not accepted from a file; set {_flag(key)}")
         parameters[key] = parameters[key].replace(default=_as(value, known[key].default))
-    document, lines = inspect.getdoc(recipe) or "Run it.", (inspect.getdoc(common) or "").splitlines()
+    document = inspect.getdoc(recipe) or "Run it."
     document += "" if "Args:\n" in document else "\n\nArgs:"
     document = "\n".join([document, *(line for line in lines if line.strip().partition(":")[0] in shared)])
     return _parse(inspect.Signature(list(parameters.values())), hints, document, program, words)
@@ -193,35 +220,35 @@ def _whole_number(metavar: str) -> PrimitiveConstructorSpec[Any]:
     )
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise ValueError if a value from a `run.json` is a path, or a size that could fill the memory."""
+def check_options(options: Mapping[str, Any], file: str = "run.json") -> None:
+    """Raise ValueError if a value from a file is a path, or a size that could fill the memory."""
     for key, value in options.items():
-        _check(key, value)
+        _check(file, key, value)
     num_envs, iterations = options.get("num_envs"), options.get("iterations")
     if isinstance(num_envs, int) and isinstance(iterations, int) and num_envs * iterations > _TOGETHER:
         raise ValueError(
-            f"run.json: num_envs={num_envs:,} times {iterations=:,} is too large; set one of them on the command line"
+            f"{file}: num_envs={num_envs:,} times {iterations=:,} is too large; set one of them on the command line"
         )
 
 
-def _check(key: str, value: Any) -> None:
+def _check(file: str, key: str, value: Any) -> None:
     """Check one value, and the values in lists and dictionaries."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            _check(name, inner)
+            _check(file, name, inner)
     elif isinstance(value, list):
         pairs = [a * b for a, b in itertools.pairwise(value) if type(a) is int and type(b) is int]
         if max(pairs, default=0) > _TOGETHER:
-            raise ValueError(f"run.json: {key}={value!r:.80} is too large; set {_flag(key)}")
+            raise ValueError(f"{file}: {key}={value!r:.80} is too large; set {_flag(key)}")
         for inner in value:
-            _check(key, inner)
+            _check(file, key, inner)
     elif isinstance(value, str) and not value.isprintable():
-        raise ValueError(f"run.json: {key}={value!r:.80} contains unprintable characters; set {_flag(key)}")
+        raise ValueError(f"{file}: {key}={value!r:.80} contains unprintable characters; set {_flag(key)}")
     elif isinstance(value, str) and _PATH.search(value) and not _ID.fullmatch(value):
-        raise ValueError(f"run.json: {key}={value!r:.80}: paths are not accepted from a file; set {_flag(key)}")
+        raise ValueError(f"{file}: {key}={value!r:.80}: paths are not accepted from a file; set {_flag(key)}")
     elif type(value) is int and not _COUNTS.fullmatch(key) and abs(value) > _SIDES.get(key, _LARGEST):
         most = _SIDES.get(key, _LARGEST)
-        raise ValueError(f"run.json: {key}={value:,} is more than {most:,}; set {_flag(key)}")
+        raise ValueError(f"{file}: {key}={value:,} is more than {most:,}; set {_flag(key)}")
 
 
 def _flag(key: str) -> str:

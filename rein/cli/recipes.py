@@ -92,6 +92,7 @@ class Recipe:
     name: str
     options: Mapping[str, Any]
     given: list[str] = attrs.field(factory=list)
+    source: str = "run.json"  # file that contains the options
 
     @property
     def config(self) -> dict[str, Any]:
@@ -105,28 +106,37 @@ class Recipe:
         return {"name": self.name, "options": kept, "given": list(dict.fromkeys(self.given))}
 
 
-def of_run(path: Path, named: str | None = None) -> Recipe:
+def of_run(path: Path, named: str | None = None, command: str = "resume") -> Recipe:
     """Return the recipe of the run in a folder, with the options in its `run.json`.
 
-    Raises StoreError if `run.json` cannot be read or has no recipe. Raises ValueError if the recipe is not one of
-    rein's and the user has not `named` it.
+    `command` is the command that uses it. Raises StoreError if `run.json` cannot be read or has no recipe. Raises
+    ValueError if the recipe is not one of rein's and the user has not `named` it.
     """
-    file = path / "run.json"
+    file, purpose = path / "run.json", "resumed" if command == "resume" else "repeated"
     try:
         config = read_json(file)["parts"]["recipe"]["config"]
         name, options, given = config["name"], config["options"], config["given"]
         if not (isinstance(name, str) and isinstance(options, dict) and isinstance(given, list)):
             raise TypeError("expected a name, options and flags")
     except OSError as error:
-        raise StoreError(f"{file}: cannot be read, so the run cannot be resumed: {error.strerror}") from error
+        raise StoreError(f"{file}: cannot be read, so the run cannot be {purpose}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{file}: does not name the recipe of the run; resume it in Python: {error}") from error
-    if named is None and name.replace("_", "-") not in recipe_names():
+        why = f"does not name the recipe of the run; the run can be {purpose} in Python"
+        raise StoreError(f"{file}: {why}: {error}") from error
+    if named is None:
+        quoted = shlex.quote(str(path))
+        words = f"{quoted} my_module:make_loop" if command == "resume" else f"my_module:make_loop --like {quoted}"
+        refuse_code(file, name, f"rein {command} {words}")
+    return Recipe(named or name, options, [word for word in given if isinstance(word, str)])
+
+
+def refuse_code(file: Path, name: str, command: str) -> None:
+    """Raise ValueError if the recipe `name` in a file is not one of rein's. `command` names it on the command line."""
+    if name.replace("_", "-") not in recipe_names():
         raise ValueError(
             f"{file}: the recipe {name!r:.200} is not part of rein, and its code is not run because a file names it; "
-            f"name it on the command line: rein resume {shlex.quote(str(path))} my_module:make_loop"
+            f"name it on the command line: {command}"
         )
-    return Recipe(named or name, options, [word for word in given if isinstance(word, str)])
 
 
 def _is_plain(value: Any) -> bool:

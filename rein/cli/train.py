@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from rein.cli.options import parse
+from rein.cli.config import FILE, config_of, read_config
+from rein.cli.options import LIMITS, parse, source
 from rein.cli.output import say
 from rein.cli.recipes import Recipe, call, find, of_run, recipe_names
 from rein.errors import CheckpointError
@@ -29,24 +30,47 @@ from rein.handlers.solved import UNSOLVED
 from rein.handlers.stop_at import stop_at
 from rein.loop import Loop
 from rein.loop.state import State
+from rein.store.format.sealed import write_whole
 from rein.store.hdf5 import HDF5Store
 from rein.store.loading import resume as go_on
 
-_LIMITS = ("--epochs", "--env-steps")  # options that end a run
+_LIMITS = [written(limit, True) for limit in LIMITS]
+_NOT_RECORDED = ("run", "resume", "quiet", "debug", "config", "like")
 _MOST_THREADS = max(64, os.cpu_count() or 1)
 _SECONDS = 30.0  # default time between checkpoints, and so the most that a killed run loses
 
 
 def train(words: Sequence[str]) -> None:
-    """Run the recipe that `words` name, with the options in `words`."""
-    if not words or words[0].startswith("-"):
+    """Run the recipe that `words` name, with the options in `words` and in the file or run that they name."""
+    words = list(words)
+    name = words.pop(0) if words and not words[0].startswith("-") else None
+    file, run_folder = take(words, "--config"), take(words, "--like")
+    if file is not None and run_folder is not None:
+        raise ValueError(f"rein train --config {file} --like {run_folder}: give one of the two")
+    before = None
+    if file is not None:
+        before = read_config(Path(file).expanduser(), name)
+    elif run_folder is not None:
+        before = of_run(Path(run_folder).expanduser(), name, "train")
+    elif name is None:
         if "--help" in words or "-h" in words:
             say(
                 "usage: rein train RECIPE [options]. List options with rein train RECIPE --help, recipes with rein list"
             )
             return
         raise ValueError(f"rein train RECIPE: name a recipe ({', '.join(recipe_names())}) or my_module:make_loop")
-    run(words[0], list(words[1:]))
+    run(before.name if before else str(name), words, before)
+
+
+def take(words: list[str], flag: str) -> str | None:
+    """Remove a flag and its value from `words` and return the value; None without the flag. The last one counts."""
+    value = None
+    while found := [index for index, word in enumerate(words) if word.partition("=")[0] == flag]:
+        _, equals, value = words.pop(found[0]).partition("=")
+        if not equals and (found[0] == len(words) or words[found[0]].startswith("--")):
+            raise ValueError(f"{flag} needs a value")
+        value = value if equals else words.pop(found[0])
+    return value
 
 
 def resume(words: Sequence[str]) -> None:
@@ -67,11 +91,11 @@ def resume(words: Sequence[str]) -> None:
     named = words[1] if len(words) > 1 and not words[1].startswith("-") else None
     recipe = of_run(Path(words[0]).expanduser(), named)
     options = words[1:] if named is None else words[2:]
-    run(recipe.name, [*options, "--run", words[0], "--resume"], recipe)
+    run(recipe.name, [*options, "--run", words[0], "--resume"], recipe, "resume")
 
 
-def run(name: str, words: list[str], before: Recipe | None = None) -> None:
-    """Run the recipe `name` with the options in `words`. The other options are those of the resumed run `before`.
+def run(name: str, words: list[str], before: Recipe | None = None, command: str = "train") -> None:
+    """Run the recipe `name` with the options in `words`. The other options are those of `before`, read from a file.
 
     If `words` contain a limit (epochs or env steps), the limits of `before` do not apply.
     """
@@ -81,20 +105,21 @@ def run(name: str, words: list[str], before: Recipe | None = None) -> None:
     if before is not None:
         before = _without_replaced(before, flags, own)
         given = [*_flags(before.given), *flags]
-    options = parse(recipe, f"rein {'resume' if before else 'train'} {name}", words, before.options if before else {})
+    stored = {"before": before.options, "file": before.source} if before is not None else {}
+    also = [source] if command == "train" else []
+    options = parse(recipe, f"rein {command} {name}", words, **stored, also=also)
     _check(name, options, own)
     torch.set_num_threads(options["threads"])
     store = _open_store(name, options) if "store" in own else None
-    made = Recipe(name, {k: v for k, v in options.items() if k not in ("run", "resume", "quiet", "debug")}, given)
+    made = Recipe(name, {k: v for k, v in options.items() if k not in _NOT_RECORDED}, given)
     with _terminable() as settle:
         try:
             loop = call(recipe, options, **({"store": store} if store else {}))
             if not isinstance(loop, Loop):
                 raise TypeError(f"{name} returned {type(loop).__name__}, not a rein.Loop")
-            if store is not None and options["run"] is None and store.path.name != (usual := _usual_folder(name)).name:
-                say(
-                    f"{usual} exists; this run goes to {_shown(store)}", error=True
-                )  # printed only if the options are valid
+            if store is not None:
+                _say_if_renamed(name, options, store)
+                _write_config(loop, store, made)
             loop.own("recipe", made)
             if store is not None and all(part is not store for part in loop.parts.values()):
                 loop.own("store", store)
@@ -125,13 +150,26 @@ def run(name: str, words: list[str], before: Recipe | None = None) -> None:
             raise SystemExit(128 + caught.signal)
 
 
+def _say_if_renamed(name: str, options: Mapping[str, Any], store: HDF5Store) -> None:
+    """Print the folder of a new run if the usual folder exists. Called only if the options are valid."""
+    usual = _usual_folder(name)
+    if options["run"] is None and store.path.name != usual.name:
+        say(f"{usual} exists; this run goes to {_shown(store)}", error=True)
+
+
+def _write_config(loop: Loop, store: HDF5Store, recipe: Recipe) -> None:
+    @loop.started.wire
+    def write_config(state: State) -> None:
+        write_whole(store.path / FILE, config_of(recipe))
+
+
 def _flags(words: Sequence[str]) -> list[str]:
     """Return the options in `words`, each written as `--env-steps`."""
     return [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
 
 
 def _without_replaced(before: Recipe, flags: Sequence[str], own: Mapping[str, Any]) -> Recipe:
-    """Return the recipe of a resumed run without the limits replaced by `flags`.
+    """Return the recipe of an earlier run without the limits replaced by `flags`.
 
     Parameters of the recipe keep their values, because a schedule may depend on them.
     """

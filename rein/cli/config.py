@@ -1,0 +1,59 @@
+"""Configuration files: the name of a recipe and its options, as TOML."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from rein.cli.options import LIMITS, common
+from rein.cli.recipes import Recipe, find, refuse_code
+from rein.foreign_names import refuse_unknown, written
+
+FILE = "config.toml"  # in the folder of a run
+_TYPED = ("run", "resume", "quiet", "debug")  # options that a file cannot set
+
+
+def config_of(recipe: Recipe) -> bytes:
+    """Return the recipe and its options as TOML that `read_config` accepts.
+
+    The limits that were not given, `epochs` or `env_steps`, are left out, because a limit in a file counts as given.
+    """
+    left_out = {name for name in LIMITS if written(name, True) not in recipe.given}
+    options = {name: value for name, value in recipe.config["options"].items() if name not in left_out}
+    lines = [f"{name} = {_toml(value)}\n" for name, value in {"recipe": recipe.name, **options}.items()]
+    return "".join(lines).encode(errors="replace")
+
+
+def read_config(path: Path, named: str | None = None) -> Recipe:
+    """Read a configuration file. The recipe is the `named` one, or that of the file, which must be one of rein's.
+
+    Raises ValueError if the file is not TOML or names no recipe, and TypeError for an unknown option.
+    """
+    try:
+        options = {name.replace("-", "_"): value for name, value in tomllib.loads(path.read_bytes().decode()).items()}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is not a TOML file: {error}") from error
+    name = options.pop("recipe", None)
+    if named is None and not isinstance(name, str):
+        raise ValueError(f'{path}: names no recipe; add a line such as recipe = "cartpole", or name it before --config')
+    if named is None:
+        refuse_code(path, name, f"rein train my_module:make_loop --config {path}")
+    recipe = find(named or name)
+    if typed := [written(name, True) for name in _TYPED if name in options]:
+        raise ValueError(f"{path}: {typed[0]} can only be given on the command line")
+    known = {*inspect.signature(recipe).parameters, *inspect.signature(common).parameters} - {"store", *_TYPED}
+    refuse_unknown(str(path), options, known)
+    return Recipe(named or name, options, [written(name, True) for name in options], str(path))
+
+
+def _toml(value: Any) -> str:
+    """Return a value of a flat table as TOML, which has no None: it is written as the text on the command line."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float):
+        return repr(value)
+    text = json.dumps("None" if value is None else value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")  # TOML has no other rules for texts than JSON
