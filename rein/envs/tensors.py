@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -21,7 +22,7 @@ from rein.envs.base.spaces import dtypes_of, gymnasium_space, representation
 from rein.errors import EnvironmentContractError
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, explain
 from rein.ops.random import checked_seed, stream_seed
-from rein.ops.trees import map_tree
+from rein.ops.trees import leaves, map_tree
 from rein.types import TimeStep, Tree
 
 FinalObservation = Literal["step", "info", "previous"]
@@ -61,12 +62,14 @@ class TensorEnvironment:
 
     Raises:
         ValueError: if the environment does not declare a source of final observations.
-        TypeError: if a space cannot be converted to tensors.
+        TypeError: if `env` lacks one of these members, if its `reset` cannot reset single environments although
+            `final_observation="step"` needs this, or if a space cannot be converted to tensors.
     """
 
     replayable = False  # all environments share one random stream
 
     def __init__(self, env: Any, seed: int | None = None, *, final_observation: FinalObservation | None = None) -> None:
+        _check_members(env)
         self.env = env
         config = getattr(_attribute(env, "unwrapped"), "cfg", None)
         self._finite_horizon = bool(getattr(config, "is_finite_horizon", False))
@@ -84,9 +87,13 @@ class TensorEnvironment:
         self.single_action_space: spaces.Space[Any] = gymnasium_space(_attribute(env, "single_action_space"))
         self._dtypes = dtypes_of(self.single_observation_space)
         self._by_ids = "env_ids" in inspect.signature(env.reset).parameters
+        if final_observation == "step" and not self._by_ids:
+            _check_partial_reset(env)
         self._seed_N = torch.full((self.num_envs,), UNKNOWN, dtype=torch.int64, device=self.device)
         self._valid_N = torch.ones(self.num_envs, dtype=torch.bool, device=self.device)
         self._action_shape = (self.num_envs, *(self.single_action_space.shape or ()))
+        self._on_host = self.device.type == "cpu"
+        self._checked = False
         self.seed = checked_seed(seed)
         self._resets = 0
         self._observation: Tree = None
@@ -127,7 +134,8 @@ class TensorEnvironment:
     def apply_action(self, action: Tree) -> TimeStep:
         """Step every environment with actions `(N, *A)`.
 
-        Raises RuntimeError before the first reset and EnvironmentContractError for an action of another shape.
+        Raises RuntimeError before the first reset and EnvironmentContractError for an action of another shape, or if
+        the first step does not return tensors of the right kind.
         """
         previous = self._observation
         if previous is None:
@@ -136,16 +144,19 @@ class TensorEnvironment:
             check_action(action, self.num_envs, self.single_action_space)
         # the environment may modify its argument, and reuse the tensors that it returns
         observation, reward, terminated, truncated, info = self.env.step(map_tree(Tensor.clone, action))
-        observation = self._observed(observation, copy=True)
-        reward_N = _new(reward, torch.float32)
-        ended_N = terminated | truncated
-        if self._finite_horizon:
-            terminated_N, truncated_N = ended_N, torch.zeros_like(ended_N)
-        else:
-            terminated_N, truncated_N = terminated.clone(), truncated.clone()
-        self._observation, final = self._conclude(observation, previous, ended_N, info)
-        valid_N = self._valid_N.clone()
-        return TimeStep(self._observation, reward_N, terminated_N, truncated_N, final, valid_N, {})
+        if not self._checked:
+            _check_returned(self, observation, reward, terminated, truncated)
+            self._checked = True
+        observation = final = self._observed(observation, copy=True)
+        reward_N, terminated_N, truncated_N = _new(reward, torch.float32), terminated.clone(), truncated.clone()
+        # on another device, a look at the flags would wait; NumPy takes half the time of torch
+        if not self._on_host or np.count_nonzero(terminated_N.numpy()) or np.count_nonzero(truncated_N.numpy()):
+            ended_N = terminated_N | truncated_N
+            observation, final = self._conclude(observation, previous, ended_N, info)
+            if self._finite_horizon:
+                terminated_N, truncated_N = ended_N, torch.zeros_like(ended_N)
+        self._observation = observation
+        return TimeStep(observation, reward_N, terminated_N, truncated_N, final, self._valid_N.clone(), {})
 
     def reseed(self, seed: int) -> None:
         """Set the random seed. Raises RuntimeError after the first reset."""
@@ -177,16 +188,14 @@ class TensorEnvironment:
     def _conclude(
         self, observation: Tree, previous: Tree, ended_N: Tensor, info: Mapping[str, Any]
     ) -> tuple[Tree, Tree]:
-        """Return the current observation and the final one."""
-        if self.device.type == "cpu" and not ended_N.any():  # on another device, this would wait
-            return observation, observation
+        """Return the current observation and the final one in a step in which an episode may have ended."""
         if self.final_observation == "previous":
             return observation, _where(ended_N, previous, observation)
         if self.final_observation == "info":
             final = next((info[key] for key in _KEYS if key in info), None)
             if final is not None:
                 return observation, _where(ended_N, self._observed(final, copy=False), observation)
-            if self.device.type == "cpu":
+            if self._on_host:
                 raise EnvironmentContractError(
                     f"{self}: an episode has ended, but info has no entry {' or '.join(_KEYS)}; return it, or use "
                     'final_observation="previous"'
@@ -204,6 +213,38 @@ def _attribute(env: Any, name: str) -> Any:
     if name == "unwrapped":
         return getattr(env, name, env)
     return getattr(env, name) if hasattr(env, name) else getattr(env.unwrapped, name)
+
+
+def _check_members(env: Any) -> None:
+    """Raise TypeError if a vector environment lacks a member that the adapter uses."""
+    names = "num_envs", "device", "single_observation_space", "single_action_space", "reset", "step"
+    if isinstance(env, type):
+        raise TypeError(f"TensorEnvironment: got the class {env.__name__}; pass an instance")
+    if missing := [name for name in names if not (hasattr(env, name) or hasattr(_attribute(env, "unwrapped"), name))]:
+        raise TypeError(
+            f"TensorEnvironment: {type(env).__name__} is not a vector environment of tensors, because it lacks "
+            f"{', '.join(missing)}; use rein.make for environments of Gymnasium"
+        )
+
+
+def _check_partial_reset(env: Any) -> None:
+    """Raise TypeError if `reset` accepts no indices."""
+    parameters = inspect.signature(env.reset).parameters.values()
+    if not any(parameter.name == "options" or parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        raise TypeError(
+            f'TensorEnvironment({type(env).__name__}, final_observation="step"): reset must have an argument env_ids '
+            "or options, with the indices of the environments to reset"
+        )
+
+
+def _check_returned(environment: Any, observation: Tree, reward: Any, terminated: Any, truncated: Any) -> None:
+    """Check that a step returned tensors, and bool tensors for the ends of episodes."""
+    flags = {"terminated": terminated, "truncated": truncated}
+    for name, value in {**dict(leaves(observation, "observation")), "reward": reward, **flags}.items():
+        if not isinstance(value, Tensor) or (name in flags and value.dtype is not torch.bool):
+            got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            kind = "a bool tensor" if name in flags else "a tensor"
+            raise EnvironmentContractError(f"{environment}: step must return {name} as {kind}, got {got}")
 
 
 def _declared(env: Any, config: Any) -> FinalObservation | None:

@@ -45,7 +45,7 @@ class Nothing:
         self.flags = torch.zeros(num_envs, dtype=torch.bool)
         self.info = {"final_obs": self.observation}
 
-    def reset(self, seed: int | None = None) -> Any:
+    def reset(self, seed: int | None = None, env_ids: torch.Tensor | None = None) -> Any:
         return self.observation, {}
 
     def step(self, action: torch.Tensor) -> Any:

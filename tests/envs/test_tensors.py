@@ -172,6 +172,48 @@ def test_unknown_source_is_refused() -> None:
         rein.TensorEnvironment(Counter(), final_observation="last")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (Counter, "got the class Counter; pass an instance"),
+        (SimpleNamespace(num_envs=4, reset=print, step=print), "lacks device, single_observation_space"),
+    ],
+)
+def test_object_that_is_no_vector_environment_is_refused(env: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        rein.TensorEnvironment(env)
+
+
+def test_environment_that_cannot_reset_single_environments_is_refused() -> None:
+    class WholeReset(Counter):
+        def reset(self, *, seed: int | None = None) -> Any:  # type: ignore[override]
+            return super().reset(seed=seed)
+
+    with pytest.raises(TypeError, match="reset must have an argument env_ids"):
+        rein.TensorEnvironment(WholeReset())
+
+
+@pytest.mark.parametrize(
+    ("position", "change", "message"),
+    [
+        (0, Tensor.numpy, "return observation as a tensor, got ndarray"),
+        (1, Tensor.numpy, "return reward as a tensor, got ndarray"),
+        (2, Tensor.float, "return terminated as a bool tensor, got torch.float32"),
+    ],
+)
+def test_step_without_tensors_of_the_right_kind_raises(position: int, change: Any, message: str) -> None:
+    class Wrong(Counter):
+        def step(self, action: Tensor) -> Any:
+            returned: list[Any] = [*super().step(action)]
+            returned[position] = change(returned[position])
+            return tuple(returned)
+
+    environment = rein.TensorEnvironment(Wrong(), 0)
+    environment.reset()
+    with pytest.raises(rein.EnvironmentContractError, match=message):
+        environment.apply_action(torch.zeros(N, 2))
+
+
 def test_missing_final_observation_raises_on_the_host() -> None:
     environment = rein.TensorEnvironment(Counter(final="none"), 0, final_observation="info")
     environment.reset()
