@@ -189,9 +189,17 @@ class MultiAgent:
         return {f"{name}/{key}": value for name, agent in self.agents.items() for key, value in of(agent).items()}
 
     def _rows_of(self, observation: Tree) -> dict[str, Tensor]:
-        """Return the rows of each group. An evaluation may have another number of worlds than the training."""
+        """Return the rows of each group. An evaluation may have another number of worlds than the training.
+
+        Raises ValueError for rows that are not those of whole worlds.
+        """
         num_envs = len(next(leaf for _, leaf in leaves(observation)))
         if num_envs not in self._rows:
+            if num_envs % self._agents_per_world:
+                raise ValueError(
+                    f"MultiAgent: expected rows of whole worlds of {self._agents_per_world} agents, got {num_envs} "
+                    "rows; agents[name].policy() is the policy of one group"
+                )
             first_W1 = torch.arange(0, num_envs, self._agents_per_world, device=self.device)[:, None]
             self._rows[num_envs] = {
                 name: (first_W1 + torch.tensor(members, dtype=torch.int64, device=self.device)).flatten()

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from torch import Tensor
 
 import rein
 from rein.agents.base.summary import named_parameters
+from rein.envs.wrappers import FrameStack, RescaleAction, SignReward
 from rein.networks.recurrent import GRU
+from rein.ops.trees import map_tree
 from rein.testing import AgentContract
 from rein.testing.stateful import copy_state, first_difference
 
@@ -237,6 +240,45 @@ def test_wrong_agents_are_refused() -> None:
         rein.MultiAgent(env, {"hunter": hunter, "prey": hunter})
     with pytest.raises(ValueError, match="groups of the environment are empty"):
         rein.MultiAgent(rein.envs.Navigation(2), {"hunter": hunter, "prey": prey})
+
+
+class Sliders(rein.envs.SimulatedWorlds):
+    """A pair of sliders in each world. The actions are in [0, 4]."""
+
+    agents = 2
+    agent_groups: ClassVar = {"left": (0,), "right": (1,)}
+    single_observation_space = spaces.Box(-100.0, 100.0, (1,))
+    single_action_space = spaces.Box(0.0, 4.0, (1,))
+    initial_range = ((0.0, 1.0),)
+
+    def dynamics(self, state: Tensor, action: Tensor) -> Any:
+        moved = state + action[..., 0]
+        return moved, -moved[0], moved[0] > 9.0
+
+
+@pytest.mark.parametrize(("wrapper", "make"), [(FrameStack, Sliders), (RescaleAction, Sliders), (FrameStack, tag)])
+def test_groups_have_the_spaces_that_a_wrapper_changes(wrapper: Any, make: Any) -> None:
+    env = wrapper(make(worlds=3, seed=0))
+    for group in env.groups.values():
+        assert (group.observation_space, group.action_space) == (env.single_observation_space, env.single_action_space)
+    parts = {name: on_policy(group) for name, group in env.groups.items()}
+    agent = rein.MultiAgent(env, parts, seed=0)
+    rein.train(agent, env, epochs=1, iterations=8, progress=False)
+    for name, group in env.groups.items():
+        seen = env.reset()
+        alone, _ = parts[name].policy().select_action(map_tree(lambda x, rows=group.rows: x[rows], seen))
+        assert torch.equal(agent.policy().select_action(seen)[0][group.rows], alone)
+
+
+def test_wrapper_that_changes_no_space_keeps_the_spaces_of_groups() -> None:
+    assert SignReward(tag()).groups["prey"].action_space.n == 2
+
+
+def test_rows_of_a_part_of_a_world_raise() -> None:
+    env = tag()
+    observation = map_tree(lambda x: x[:4], env.reset())
+    with pytest.raises(ValueError, match="whole worlds of 3 agents, got 4 rows"):
+        multi_agent(env).policy().select_action(observation)
 
 
 def test_groups_learn_different_policies() -> None:

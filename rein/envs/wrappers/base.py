@@ -117,8 +117,14 @@ class Wrapper:
 
     @property
     def groups(self) -> Mapping[str, Group]:
-        """Groups of agents of the inner environment. Raises AttributeError if it has no worlds."""
-        return self.inner.groups
+        """Groups of agents of the inner environment. Raises AttributeError if it has no worlds.
+
+        If the wrapper changes a space, the spaces of all groups are those of the rows, with their padding.
+        """
+        inner, mine = self.inner, (self.single_observation_space, self.single_action_space)
+        if mine == (inner.single_observation_space, inner.single_action_space):
+            return inner.groups
+        return {name: Group(group.rows, *mine) for name, group in inner.groups.items()}
 
     @property
     def episode_seeds(self) -> Tensor:
