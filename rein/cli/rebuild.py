@@ -143,13 +143,13 @@ def _built(part: Mapping[str, Any], given: Mapping[str, Any], filming: bool, dep
     kind, config = part["type"], dict(part["config"])
     if depth > _DEEPEST:
         raise _NotOurs("its environment has too many wrappers")
+    if kind not in _ADAPTERS and kind not in own_environments():
+        raise _NotOurs(_why_not(kind, config))
     try:
         if kind != _FILMING:  # the folder in it is not used
             check_options({name: value for name, value in config.items() if name != "inner"})
         if kind in _ADAPTERS:
             return rebuild(config, given["num_envs"], filming=filming)
-        if kind not in own_environments():
-            raise _NotOurs(f"its environment {kind} is not part of rein" if kind else "run.json names no environment")
         if "inner" not in config:
             known = {name: value for name, value in given.items() if name in (*config, "num_envs")}
             if "worlds" in config:
@@ -160,6 +160,14 @@ def _built(part: Mapping[str, Any], given: Mapping[str, Any], filming: bool, dep
         return inner if kind == _FILMING else own_environments()[kind](inner, **config)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise _NotOurs(f"its environment cannot be rebuilt: {error}") from error
+
+
+def _why_not(kind: str, config: Mapping[str, Any]) -> str:
+    """Return why an environment cannot be built from a file."""
+    if not kind.startswith(NOT_REBUILT):
+        return f"its environment {kind} is not part of rein" if kind else "run.json names no environment"
+    made_of = str(config.get("id", config.get("env", config.get("game", "other code"))))
+    return f"its environment, a {kind.rpartition('.')[2]} of {made_of:.200}, cannot be built from run.json alone"
 
 
 @functools.cache

@@ -36,6 +36,7 @@ from rein.types import Group, TimeStep, Tree
 logger = logging.getLogger(__name__)
 
 _FLOAT = np.dtype(np.float32)
+_RESULTS = "observation", "reward", "terminated", "truncated"  # of a step
 
 
 @explain(ENVIRONMENT_ATTRIBUTES)
@@ -69,7 +70,8 @@ class PettingZooEnvironment:
     Raises:
         TypeError: if the function does not return a parallel environment, or if the spaces of agents differ in another
             way than in their size.
-        ValueError: if only continuous actions would have masks, or if there is a timeout without processes.
+        ValueError: if only continuous actions would have masks, if there is a timeout without processes, or if the
+            function returns the same environment twice.
         WorkerDied: if a process ends while it makes its world.
     """
 
@@ -88,6 +90,11 @@ class PettingZooEnvironment:
         max_replay_steps: int = 1_000_000,
         **make_kwargs: Any,
     ) -> None:
+        if not callable(make_parallel_env):
+            raise TypeError(
+                f"PettingZooEnvironment({make_parallel_env!r:.80}): give a function that returns a parallel "
+                "environment, such as simple_spread_v3.parallel_env, and worlds= for several worlds"
+            )
         self.worlds = checked_count(f"worlds={worlds!r}", worlds)
         self._name = name_of(make_parallel_env)
         if timeout is not None and not processes:
@@ -95,7 +102,7 @@ class PettingZooEnvironment:
         kind = _WorldInWorker if processes else _World
         make = functools.partial(kind, make_parallel_env, make_kwargs, self._name, bool(action_mask))
         self._processes = _Processes(make, self._name, self.worlds, timeout) if processes else None
-        self._envs = [] if processes else [make() for _ in range(self.worlds)]
+        self._envs = [] if processes else _made_all(make, self._name, self.worlds)
         self.agent_id, self.action_mask, self.replayable = agent_id, action_mask, replayable
         self.processes, self.timeout = processes, timeout
         try:
@@ -119,6 +126,7 @@ class PettingZooEnvironment:
     def _set_spaces(self) -> None:
         about = self._envs[0].about() if self._processes is None else self._processes.call("about", {0: ()})[0]
         self._names, self._observation_spaces, self._action_spaces, self._render_fps = about
+        self._unpadded_spaces = self._observation_spaces
         self.single_action_space = _common(self._name, "action", self._action_spaces)
         if self.agent_id:
             self._observation_spaces = _with_id(self._name, self._observation_spaces)
@@ -294,11 +302,16 @@ class PettingZooEnvironment:
         for world, (observations, has_mask) in self._call("begin", {w: (seed,) for w, seed in seeds.items()}).items():
             if has_mask and self.action_mask is None:
                 warn_of_mask(self._name, {ACTION_MASK: True})
+            if absent := [name for name in self._names if name not in observations]:
+                raise EnvironmentContractError(
+                    f"{self._name}, world {world}: reset returned no observation of {', '.join(map(repr, absent))}; "
+                    "all possible_agents must take part in an episode from its first step"
+                )
             for agent, name in enumerate(self._names):
                 row = world * len(self._names) + agent
                 self._history.clear(row)
-                self._alive[row] = name in observations
-                self._rows[row] = self._row(agent, observations.get(name))
+                self._alive[row] = True
+                self._rows[row] = self._row(agent, observations[name])
 
     def _step(self, actions: Mapping[int, Sequence[Any]]) -> list[tuple[list[float], list[bool], list[bool]]]:
         """Step worlds with the actions of all agents. Returns rewards, terminated and truncated of each world."""
@@ -318,6 +331,11 @@ class PettingZooEnvironment:
             for agent, name in enumerate(self._names):
                 row = world * agents + agent
                 if self._alive[row]:
+                    if missing := [what for what, part in zip(_RESULTS, result, strict=True) if name not in part]:
+                        raise EnvironmentContractError(
+                            f"{self._name}, world {world}: step returned no {missing[0]} of {name!r}, which has "
+                            "neither terminated nor been truncated"
+                        )
                     reward_A[agent] = rewards[name]
                     terminated_A[agent], truncated_A[agent] = bool(terminated[name]), bool(truncated[name])
                     self._alive[row] = not (terminated_A[agent] or truncated_A[agent])
@@ -344,10 +362,12 @@ class PettingZooEnvironment:
         check_masks(observation, self.single_observation_space, self.single_action_space, np.array(self._alive))
 
     def _row(self, agent: int, observation: Any) -> Any:
-        """Return a copy of the observation of an agent in the space of a row. Without an observation, it is zeros."""
-        if observation is None:
-            observation = _zeros(self._observation_spaces[agent])
-        elif self.agent_id:
+        """Return a copy of the observation of an agent in the space of a row.
+
+        Raises EnvironmentContractError for a vector of another size than the space of the agent.
+        """
+        _check_sizes(f"{self._name}: observation of {self._names[agent]!r}", observation, self._unpadded_spaces[agent])
+        if self.agent_id:
             observation = _appended(observation, self._observation_spaces[agent], agent, len(self._names))
         if self._masks is not None:
             observation = folded(observation, self._masks[agent])
@@ -373,10 +393,10 @@ class _World(gymnasium.Env[Any, Any]):
     """A parallel environment, in the process that steps it. Its spaces are dictionaries by agent."""
 
     def __init__(self, make: Callable[..., Any], make_kwargs: Mapping[str, Any], name: str, action_mask: bool) -> None:
-        self._environment, self._name = _made(make, make_kwargs, name), name
-        names = self._names = list(self._environment.possible_agents)
-        observed = {name: self._environment.observation_space(name) for name in names}
-        taken = {name: self._environment.action_space(name) for name in names}
+        self.inner, self._name = _made(make, make_kwargs, name), name
+        names = self._names = list(self.inner.possible_agents)
+        observed = {name: self.inner.observation_space(name) for name in names}
+        taken = {name: self.inner.action_space(name) for name in names}
         self._masks: dict[Any, spaces.Space[Any]] = {}  # by agent, of the masks to add
         for agent in names if action_mask else ():
             if mask := missing_masks(name, SimpleNamespace(observation_space=observed[agent]), taken[agent]):
@@ -388,11 +408,11 @@ class _World(gymnasium.Env[Any, Any]):
 
     def about(self) -> tuple[list[Any], list[spaces.Space[Any]], list[spaces.Space[Any]], float | None]:
         """Return the agents, their observation spaces and action spaces, and the frames per second."""
-        return self._names, *self._spaces, getattr(self._environment, "metadata", {}).get("render_fps")
+        return self._names, *self._spaces, getattr(self.inner, "metadata", {}).get("render_fps")
 
     def begin(self, seed: int) -> tuple[dict[Any, Any], bool]:
         """Reset. Returns observations by agent, and whether the infos have masks."""
-        observations, infos = self._environment.reset(seed=seed)
+        observations, infos = self.inner.reset(seed=seed)
         for name in self._masks.keys() & observations.keys():
             check_has_mask(self._name, infos.get(name, {}))
         has_mask = any(isinstance(info, Mapping) and ACTION_MASK in info for info in infos.values())
@@ -400,16 +420,16 @@ class _World(gymnasium.Env[Any, Any]):
 
     def take(self, actions: Mapping[Any, Any]) -> tuple[dict[Any, Any], Any, Any, Any]:
         """Step. Returns observations, rewards, terminated and truncated by agent."""
-        observations, rewards, terminated, truncated, infos = self._environment.step(actions)
+        observations, rewards, terminated, truncated, infos = self.inner.step(actions)
         return self._folded(observations, infos), rewards, terminated, truncated
 
     def render(self) -> Any:
         """Return an RGB frame."""
-        return self._environment.render()
+        return self.inner.render()
 
     def close(self) -> None:
         """Close the parallel environment."""
-        self._environment.close()
+        self.inner.close()
 
     def _folded(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> dict[Any, Any]:
         given = dict(observations)
@@ -458,6 +478,16 @@ class _Processes:
         if not self._closed:
             self._closed = True
             self._workers.close()
+
+
+def _made_all(make: Callable[[], _World], name: str, worlds: int) -> list[_World]:
+    """Return all worlds. Raises ValueError if they share an environment."""
+    made = [make() for _ in range(worlds)]
+    if len({id(world.inner) for world in made}) < worlds:
+        raise ValueError(
+            f"{name} returned the same environment twice; give a function that makes a new one each time it is called"
+        )
+    return made
 
 
 def _made(make: Callable[..., Any], make_kwargs: Mapping[str, Any], name: str) -> Any:
@@ -541,6 +571,15 @@ def _masks(common: spaces.Space[Any], all_spaces: Sequence[Any]) -> list[np.ndar
     return [(np.arange(common.n) < space.n).astype(np.int8) for space in all_spaces]
 
 
+def _check_sizes(what: str, value: Any, space: spaces.Space[Any]) -> None:
+    """Raise EnvironmentContractError for a vector of another size, which padding would hide."""
+    if isinstance(space, spaces.Dict):
+        for key in value.keys() & space.keys() if isinstance(value, Mapping) else ():
+            _check_sizes(f"{what}, {key}", value[key], space[key])
+    elif isinstance(space, spaces.Box | spaces.MultiBinary) and np.shape(value) != space.shape:
+        raise EnvironmentContractError(f"{what}: expected shape {space.shape}, got {np.shape(value)}")
+
+
 def _padded(value: Any, space: spaces.Space[Any]) -> Any:
     """Return a copy of a value, with vectors padded with zeros to the size of the space."""
     if isinstance(value, Mapping) and isinstance(space, spaces.Dict):
@@ -553,11 +592,3 @@ def _padded(value: Any, space: spaces.Space[Any]) -> Any:
     row = np.zeros(space.shape or (), space.dtype)
     row[: len(array)] = array
     return row
-
-
-def _zeros(space: spaces.Space[Any]) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {key: _zeros(part) for key, part in space.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(map(_zeros, space))
-    return np.zeros(space.shape or (), space.dtype)

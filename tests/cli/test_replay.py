@@ -21,7 +21,7 @@ from gymnasium import spaces
 import rein
 import rein.envs
 from rein.cli import main
-from rein.cli.rebuild import NOT_REBUILT, environment_of, own_environments
+from rein.cli.rebuild import NOT_REBUILT, Described, environment_of, own_environments
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
@@ -394,6 +394,20 @@ def test_vector_environment_with_autoreset_is_not_rebuilt(in_processes: rein.Run
 
     run = rein.open_run(edited(in_processes, tmp_path / "run", set_autoreset))
     with pytest.raises(ValueError, match="autoreset mode 'NextStep'"):
+        environment_of(run)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "named"),
+    [
+        ("pettingzoo.PettingZooEnvironment", {"id": "mpe2:parallel_env"}, "PettingZooEnvironment of mpe2:parallel_env"),
+        ("tensors.TensorEnvironment", {"env": "mjlab.Env"}, "TensorEnvironment of mjlab.Env"),
+        ("jax.JaxEnvironment", {"env": "brax.Ant"}, "JaxEnvironment of brax.Ant"),
+    ],
+)
+def test_adapter_is_named_if_it_is_not_rebuilt(kind: str, config: Any, named: str, tmp_path: Path) -> None:
+    run = Described(tmp_path, {"parts": {"environment": {"type": f"rein.envs.{kind}", "config": config}}})
+    with pytest.raises(ValueError, match=f"a {named}, cannot be built from run.json alone; name a function .*--env"):
         environment_of(run)
 
 

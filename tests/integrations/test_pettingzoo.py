@@ -301,6 +301,59 @@ def test_environment_in_which_agents_take_turns_is_refused() -> None:
         rein.PettingZooEnvironment(dict)
 
 
+@pytest.mark.parametrize("made", [Climbers(), "mpe2.simple_spread_v3"])
+def test_object_that_is_no_function_is_refused(made: Any) -> None:
+    with pytest.raises(TypeError, match="give a function that returns a parallel environment"):
+        rein.PettingZooEnvironment(made)
+
+
+def test_function_that_returns_the_same_environment_twice_is_refused() -> None:
+    one = Climbers()
+    assert rein.PettingZooEnvironment(lambda: one).worlds == 1
+    with pytest.raises(ValueError, match="returned the same environment twice"):
+        rein.PettingZooEnvironment(lambda: one, worlds=2)
+
+
+class Incomplete(Climbers):
+    """From step 1 on, climber_1 is missing in one of the results, or has a short observation."""
+
+    def __init__(self, part: int | str) -> None:
+        super().__init__()
+        self.part = part
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        observations, infos = super().reset(seed)
+        if self.part == "reset":
+            del observations["climber_1"]
+        return observations, infos
+
+    def step(self, actions: dict[str, int]) -> Any:
+        results = super().step(actions)
+        if self.part == "short":
+            results[0]["climber_1"] = np.zeros(1, np.float32)
+        elif isinstance(self.part, int):
+            del results[self.part]["climber_1"]
+        return results
+
+
+@pytest.mark.parametrize("agent_id", [False, True])
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("reset", "reset returned no observation of 'climber_1'"),
+        ("short", r"observation of 'climber_1': expected shape \(2,\), got \(1,\)"),
+        (0, "no observation of 'climber_1'"),
+        (1, "no reward of 'climber_1'"),
+        (2, "no terminated of 'climber_1'"),
+        (3, "no truncated of 'climber_1'"),
+    ],
+)
+def test_incomplete_results_raise(part: Any, message: str, agent_id: bool) -> None:
+    environment = rein.PettingZooEnvironment(Incomplete, 2, 0, agent_id=agent_id, part=part)
+    with pytest.raises(EnvironmentContractError, match=message):
+        environment.apply_action((environment.reset()["action_mask"][:, 0] * 0).long())
+
+
 def test_training_is_recorded_and_replayed(tmp_path: Path) -> None:
     environment, store = climbers(3), rein.HDF5Store(tmp_path / "run")
     agent = rein.PPO(environment, rollout_steps=20, minibatches=2, hidden=(8,), seed=0)
