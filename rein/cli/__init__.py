@@ -23,6 +23,7 @@ usage: rein COMMAND ...
   rein train RECIPE [options]     train a recipe, or a loop returned by your function: my_module:make_loop
   rein train RECIPE --help        list the options of a recipe
   rein train --config FILE        train with the recipe and the options in a TOML file, such as the config.toml of a run
+  rein train RECIPE --seeds 0-9   train several seeds in parallel processes, and summarize them
   rein resume PATH [options]      continue a run with the options in its run.json; for a custom recipe, name the
                                   function again: rein resume PATH my_module:make_loop
   rein evaluate RUN [--best]      evaluate the agent of a run on new episodes

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rein.cli.options import LIMITS, common
-from rein.cli.recipes import Recipe, find, refuse_code
+from rein.cli.plan import take
+from rein.cli.recipes import Recipe, find, of_run, refuse_code
 from rein.foreign_names import refuse_unknown, written
 
 FILE = "config.toml"  # in the folder of a run
@@ -27,7 +28,7 @@ def config_of(recipe: Recipe) -> bytes:
     return "".join(lines).encode(errors="replace")
 
 
-def read_config(path: Path, named: str | None = None) -> Recipe:
+def read_config(path: Path, named: str | None = None, command: str = "train") -> Recipe:
     """Read a configuration file. The recipe is the `named` one, or that of the file, which must be one of rein's.
 
     Raises ValueError if the file is not TOML or names no recipe, and TypeError for an unknown option.
@@ -40,13 +41,25 @@ def read_config(path: Path, named: str | None = None) -> Recipe:
     if named is None and not isinstance(name, str):
         raise ValueError(f'{path}: names no recipe; add a line such as recipe = "cartpole", or name it before --config')
     if named is None:
-        refuse_code(path, name, f"rein train my_module:make_loop --config {path}")
+        refuse_code(path, name, f"rein {command} my_module:make_loop --config {path}")
     recipe = find(named or name)
     if typed := [written(name, True) for name in _TYPED if name in options]:
         raise ValueError(f"{path}: {typed[0]} can only be given on the command line")
     known = {*inspect.signature(recipe).parameters, *inspect.signature(common).parameters} - {"store", *_TYPED}
     refuse_unknown(str(path), options, known)
     return Recipe(named or name, options, [written(name, True) for name in options], str(path))
+
+
+def read_source(words: list[str], named: str | None, command: str) -> tuple[Recipe | None, list[str]]:
+    """Remove `--config FILE` or `--like RUN` from `words`. Returns the options there, and the removed words."""
+    file, run = take(words, "--config"), take(words, "--like")
+    if file is not None and run is not None:
+        raise ValueError(f"rein {command} --config {file} --like {run}: give one of the two")
+    if file is not None:
+        return read_config(Path(file).expanduser(), named, command), ["--config", file]
+    if run is not None:
+        return of_run(Path(run).expanduser(), named, command), ["--like", run]
+    return None, []
 
 
 def _toml(value: Any) -> str:

@@ -70,6 +70,18 @@ def source(
     """
 
 
+def several(
+    seeds: str | None = None,
+    jobs: int | None = None,
+) -> None:
+    """Options of `rein train` for several runs.
+
+    Args:
+        seeds: train several seeds, such as 0-9 or 0,3,5, each in its own process and folder.
+        jobs: number of simultaneous processes. Default: the number of cores.
+    """
+
+
 def parse(
     recipe: Callable[..., Any],
     program: str,

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-import itertools
 import math
-import os
 import shlex
 import signal
 import threading
@@ -16,12 +13,13 @@ from typing import Any
 
 import torch
 
-from rein.cli.config import FILE, config_of, read_config
-from rein.cli.options import LIMITS, parse, source
+from rein.cli.config import FILE, config_of, read_source
+from rein.cli.options import several, source
 from rein.cli.output import say
-from rein.cli.recipes import Recipe, call, find, of_run, recipe_names
+from rein.cli.plan import Plan, flags_of, free, plan, usual_folder
+from rein.cli.recipes import Recipe, call, of_run, recipe_names
+from rein.cli.seeds import train_seeds
 from rein.errors import CheckpointError
-from rein.foreign_names import written
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.describe import describe
 from rein.handlers.interrupts import Interrupts, interrupts
@@ -34,9 +32,6 @@ from rein.store.format.sealed import write_whole
 from rein.store.hdf5 import HDF5Store
 from rein.store.loading import resume as go_on
 
-_LIMITS = [written(limit, True) for limit in LIMITS]
-_NOT_RECORDED = ("run", "resume", "quiet", "debug", "config", "like")
-_MOST_THREADS = max(64, os.cpu_count() or 1)
 _SECONDS = 30.0  # default time between checkpoints, and so the most that a killed run loses
 
 
@@ -44,33 +39,19 @@ def train(words: Sequence[str]) -> None:
     """Run the recipe that `words` name, with the options in `words` and in the file or run that they name."""
     words = list(words)
     name = words.pop(0) if words and not words[0].startswith("-") else None
-    file, run_folder = take(words, "--config"), take(words, "--like")
-    if file is not None and run_folder is not None:
-        raise ValueError(f"rein train --config {file} --like {run_folder}: give one of the two")
-    before = None
-    if file is not None:
-        before = read_config(Path(file).expanduser(), name)
-    elif run_folder is not None:
-        before = of_run(Path(run_folder).expanduser(), name, "train")
-    elif name is None:
+    before, origin = read_source(words, name, "train")
+    if name is None and before is None:
         if "--help" in words or "-h" in words:
             say(
                 "usage: rein train RECIPE [options]. List options with rein train RECIPE --help, recipes with rein list"
             )
             return
         raise ValueError(f"rein train RECIPE: name a recipe ({', '.join(recipe_names())}) or my_module:make_loop")
-    run(before.name if before else str(name), words, before)
-
-
-def take(words: list[str], flag: str) -> str | None:
-    """Remove a flag and its value from `words` and return the value; None without the flag. The last one counts."""
-    value = None
-    while found := [index for index, word in enumerate(words) if word.partition("=")[0] == flag]:
-        _, equals, value = words.pop(found[0]).partition("=")
-        if not equals and (found[0] == len(words) or words[found[0]].startswith("--")):
-            raise ValueError(f"{flag} needs a value")
-        value = value if equals else words.pop(found[0])
-    return value
+    name = before.name if before is not None else str(name)
+    if "--seeds" in flags_of(words):
+        train_seeds(name, words, before, origin)
+    else:
+        run(plan(name, words, before, also=(source, several)), flags_of(words))
 
 
 def resume(words: Sequence[str]) -> None:
@@ -91,46 +72,34 @@ def resume(words: Sequence[str]) -> None:
     named = words[1] if len(words) > 1 and not words[1].startswith("-") else None
     recipe = of_run(Path(words[0]).expanduser(), named)
     options = words[1:] if named is None else words[2:]
-    run(recipe.name, [*options, "--run", words[0], "--resume"], recipe, "resume")
+    options = [*options, "--run", words[0], "--resume"]
+    run(plan(recipe.name, options, recipe, "resume"), flags_of(options))
 
 
-def run(name: str, words: list[str], before: Recipe | None = None, command: str = "train") -> None:
-    """Run the recipe `name` with the options in `words`. The other options are those of `before`, read from a file.
-
-    If `words` contain a limit (epochs or env steps), the limits of `before` do not apply.
-    """
-    recipe = find(name)
-    own = inspect.signature(recipe).parameters
-    flags = given = _flags(words)
-    if before is not None:
-        before = _without_replaced(before, flags, own)
-        given = [*_flags(before.given), *flags]
-    stored = {"before": before.options, "file": before.source} if before is not None else {}
-    also = [source] if command == "train" else []
-    options = parse(recipe, f"rein {command} {name}", words, **stored, also=also)
-    _check(name, options, own)
+def run(planned: Plan, flags: Sequence[str]) -> None:
+    """Run a recipe. `flags` are the options in the words of the user."""
+    name, own, options, recipe = planned.name, planned.own, planned.options, planned.recipe
+    if options.get("jobs") is not None:
+        raise ValueError("--jobs: give the seeds of the runs with --seeds, such as --seeds 0-9")
     torch.set_num_threads(options["threads"])
     store = _open_store(name, options) if "store" in own else None
-    made = Recipe(name, {k: v for k, v in options.items() if k not in _NOT_RECORDED}, given)
     with _terminable() as settle:
         try:
-            loop = call(recipe, options, **({"store": store} if store else {}))
+            loop = call(planned.function, options, **({"store": store} if store else {}))
             if not isinstance(loop, Loop):
                 raise TypeError(f"{name} returned {type(loop).__name__}, not a rein.Loop")
             if store is not None:
                 _say_if_renamed(name, options, store)
-                _write_config(loop, store, made)
-            loop.own("recipe", made)
+                _write_config(loop, store, recipe)
+            loop.own("recipe", recipe)
             if store is not None and all(part is not store for part in loop.parts.values()):
                 loop.own("store", store)
                 describe(loop, store)
-            # env_steps of the recipe end the run only if no other limit is given
-            env_steps = options["env_steps"] if "--env-steps" in given or "--epochs" not in given else None
-            caught = _attach(loop, name, options, store, env_steps)
+            caught = _attach(loop, name, options, store, planned.env_steps)
             if options["resume"] and store is not None:
                 _resume(loop, store, flags)
             limits = {k: options[k] for k in ("epochs", "iterations") if k not in own and options[k] is not None}
-            if env_steps is not None and "--epochs" not in given:
+            if planned.env_steps is not None and "--epochs" not in planned.given:
                 limits["epochs"] = None
             final = loop.run(**limits)
             settle()
@@ -152,7 +121,7 @@ def run(name: str, words: list[str], before: Recipe | None = None, command: str 
 
 def _say_if_renamed(name: str, options: Mapping[str, Any], store: HDF5Store) -> None:
     """Print the folder of a new run if the usual folder exists. Called only if the options are valid."""
-    usual = _usual_folder(name)
+    usual = usual_folder(name)
     if options["run"] is None and store.path.name != usual.name:
         say(f"{usual} exists; this run goes to {_shown(store)}", error=True)
 
@@ -161,37 +130,6 @@ def _write_config(loop: Loop, store: HDF5Store, recipe: Recipe) -> None:
     @loop.started.wire
     def write_config(state: State) -> None:
         write_whole(store.path / FILE, config_of(recipe))
-
-
-def _flags(words: Sequence[str]) -> list[str]:
-    """Return the options in `words`, each written as `--env-steps`."""
-    return [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
-
-
-def _without_replaced(before: Recipe, flags: Sequence[str], own: Mapping[str, Any]) -> Recipe:
-    """Return the recipe of an earlier run without the limits replaced by `flags`.
-
-    Parameters of the recipe keep their values, because a schedule may depend on them.
-    """
-    old = [limit for limit in _LIMITS if limit not in flags] if set(_LIMITS) & set(flags) else []
-    names = [flag.removeprefix("--").replace("-", "_") for flag in old]
-    options = {key: value for key, value in before.options.items() if key in own or key not in names}
-    return Recipe(before.name, options, [flag for flag in _flags(before.given) if flag not in old])
-
-
-def _check(name: str, options: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    if not 1 <= options["threads"] <= _MOST_THREADS:  # OpenMP aborts the process if it cannot start its threads
-        raise ValueError(f"--threads {options['threads']}: must be 1 to {_MOST_THREADS}")
-    for key in ("epochs", "iterations", "env_steps"):
-        if isinstance(options[key], int) and options[key] < 1:
-            raise ValueError(f"{written(key, True)} {options[key]}: must be 1 or more")
-    every = options["checkpoint_every"]
-    if every is not None and every < 0:
-        raise ValueError(f"--checkpoint-every {every}: must be a number of epochs, or 0 to save only at the end")
-    if options["run"] is not None and "store" not in own:
-        raise ValueError(f"--run {options['run']}: {name} has no parameter `store`, so nothing can be stored")
-    if options["resume"] and options["run"] is None:
-        raise ValueError("--resume: give the run with --run PATH, or use rein resume PATH")
 
 
 def _attach(
@@ -263,21 +201,11 @@ def _terminable() -> Iterator[Callable[[], None]]:
 def _open_store(name: str, options: Mapping[str, Any]) -> HDF5Store:
     run = options["run"] and options["run"].expanduser()
     if run is None:
-        return HDF5Store(_free(_usual_folder(name)), exist="new")
+        return HDF5Store(free(usual_folder(name)), exist="new")
     if not options["resume"] and run.exists() and (not run.is_dir() or any(run.iterdir())):
         ways = f"`rein resume {shlex.quote(str(run))}` or --resume"
         raise ValueError(f"{run} exists; continue it with {ways}, or start a new run with another --run")
     return HDF5Store(run, exist="resume" if options["resume"] else "error")
-
-
-def _usual_folder(name: str) -> Path:
-    return Path("runs") / name.replace(":", "-")
-
-
-def _free(path: Path) -> Path:
-    """Return the path, or the first of `path-2`, `path-3`, ... that does not exist."""
-    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(candidate for candidate in itertools.chain([path], numbered) if not candidate.exists())
 
 
 def _shown(store: HDF5Store) -> Path:

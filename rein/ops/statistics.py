@@ -1,6 +1,6 @@
-"""Statistics of tensors: masked means, standardization, running moments, norms, minibatch indices.
+"""Statistics of tensors: masked means, standardization, running moments, norms, minibatch indices, scores of runs.
 
-Shapes: T steps in time, N environments, B rows, O features, M minibatches.
+Shapes: N environments, B rows, O features, M minibatches; S runs, T tasks, R resamples.
 """
 
 from __future__ import annotations
@@ -138,3 +138,32 @@ def minibatches(rows: int, count: int, generator: torch.Generator) -> Tensor:
         raise ValueError(f"{rows} rows, or sequences, cannot be cut into {count} minibatches: give 1 to {rows}")
     size = rows // count
     return torch.randperm(rows, generator=generator, device=generator.device)[: count * size].view(count, size)
+
+
+def interquartile_mean(score_ST: Tensor) -> Tensor:
+    """Compute the mean of the scores of S runs in T tasks without the lowest and the highest quarter.
+
+    A quarter of S * T is rounded down. Leading dimensions are kept: (..., S, T) gives (...).
+
+    Source: Agarwal et al. 2021, section 4.3.
+    """
+    sorted_ = score_ST.flatten(-2).sort().values
+    cut = sorted_.shape[-1] // 4
+    return sorted_[..., cut : sorted_.shape[-1] - cut].mean(-1)
+
+
+def bootstrap_interval(
+    score_ST: Tensor, generator: torch.Generator, level: float = 0.95, resamples: int = 10_000
+) -> Tensor:
+    """Compute a confidence interval of the interquartile mean of S runs in T tasks; (2,).
+
+    The bootstrap is stratified: each resample draws S runs of each task with replacement. The interval is the range
+    between the percentiles of the interquartile means of the resamples.
+
+    Source: Agarwal et al. 2021, section 4.1.
+    """
+    runs, tasks = score_ST.shape
+    drawn_RST = torch.randint(runs, (resamples, runs, tasks), generator=generator, device=generator.device)
+    mean_R = interquartile_mean(score_ST.expand(resamples, runs, tasks).gather(1, drawn_RST))
+    ends = torch.tensor([(1.0 - level) / 2.0, (1.0 + level) / 2.0], dtype=mean_R.dtype, device=mean_R.device)
+    return mean_R.quantile(ends)

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 EPISODES = 100  # evaluation episodes at the end of a run
-RESAMPLES = 10_000
 
 
 class Row(NamedTuple):
@@ -255,38 +254,28 @@ def of_stable_baselines_sac(name: str, seed: int, folder: Path, env_steps: int, 
     return {"score": float(score), "env_steps": agent.num_timesteps, "solved": None}
 
 
-def iqm(scores: np.ndarray) -> float:
-    """Return the interquartile mean: the mean without a quarter of the runs (rounded down) at each end.
-
-    Source: Agarwal et al. 2021, "Deep reinforcement learning at the edge of the statistical precipice".
-    """
-    cut = len(scores) // 4
-    return float(np.sort(scores)[cut : len(scores) - cut].mean())
-
-
-def interval(scores: np.ndarray) -> tuple[float, float]:
-    """Return the 95 % percentile-bootstrap interval of the interquartile mean."""
-    drawn = np.random.default_rng(0).integers(len(scores), size=(RESAMPLES, len(scores)))
-    means = [iqm(scores[index]) for index in drawn]
-    return float(np.percentile(means, 2.5)), float(np.percentile(means, 97.5))
-
-
 HEADING = "| task | target | runs | score, IQM (95 % interval) | each run | env steps | CPU s |"
 
 
 def table(runs: Path) -> str:
     """Return the table of all runs in the folder."""
+    import torch
+
+    from rein.ops.random import generator
+    from rein.ops.statistics import bootstrap_interval, interquartile_mean
+
     lines = [HEADING, "|---|---|---|---|---|---|---|"]
     for name, row in ROWS.items():
         found = [json.loads(path.read_text()) for path in sorted(runs.glob(f"{name}-[0-9]*/result.json"))]
         if not found:
             continue
-        scores = np.array([result["score"] for result in found])
-        low, high = interval(scores)
+        scores = [result["score"] for result in found]
+        score_ST = torch.tensor(scores, dtype=torch.float64).unsqueeze(-1)
+        mean, (low, high) = interquartile_mean(score_ST), bootstrap_interval(score_ST, generator(0, "bootstrap"))
         steps, seconds = (float(np.median([result[key] for result in found])) for key in ("env_steps", "cpu_seconds"))
         each = ", ".join(f"{score:.4g}" for score in scores)
         lines.append(
-            f"| {row.task} | {row.target} | {len(found)} | {iqm(scores):.4g} ({low:.4g} to {high:.4g}) | {each} "
+            f"| {row.task} | {row.target} | {len(found)} | {mean:.4g} ({low:.4g} to {high:.4g}) | {each} "
             f"| {steps:,.0f} | {seconds:.1f} |"
         )
     return "\n".join(lines) + "\n"

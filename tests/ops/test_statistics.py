@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -9,11 +10,13 @@ from torch import Tensor
 from rein.ops.random import generator
 from rein.ops.statistics import (
     Moments,
+    bootstrap_interval,
     clip_global_norm_,
     deviation,
     empty_moments,
     explained_variance,
     global_norm,
+    interquartile_mean,
     masked_mean,
     masked_std,
     normalize,
@@ -190,3 +193,45 @@ def test_clipping_does_not_change_small_gradients() -> None:
     clip_global_norm_(clipped, 1e3)
     assert all(torch.equal(a, b) for a, b in zip(clipped, gradients(), strict=True))
     assert clip_global_norm_([], 1.0) == 0.0
+
+
+def trimmed(scores: np.ndarray) -> float:
+    """Return the interquartile mean, computed with NumPy."""
+    ordered = sorted(scores.ravel().tolist())
+    cut = int(0.25 * len(ordered))
+    kept = ordered[cut : len(ordered) - cut]
+    return math.fsum(kept) / len(kept)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (4, 1), (10, 1), (5, 3), (7, 6)])
+def test_interquartile_mean_equals_reference(shape):
+    scores = np.random.default_rng(0).normal(size=(2, *shape))
+    found = interquartile_mean(torch.tensor(scores))
+    assert found.tolist() == pytest.approx([trimmed(one) for one in scores], rel=1e-12)
+
+
+def test_interquartile_mean_ignores_outliers():
+    assert interquartile_mean(torch.tensor([[-1e9], [1.0], [2.0], [1e9]])) == 1.5
+
+
+def test_bootstrap_interval_equals_reference():
+    scores = np.random.default_rng(0).normal(size=(6, 3))
+    drawn = torch.randint(6, (200, 6, 3), generator=generator(0, "bootstrap")).numpy()
+    means = [trimmed(np.stack([scores[index[:, task], task] for task in range(3)])) for index in drawn]
+    expected = np.percentile(means, [5.0, 95.0])
+    found = bootstrap_interval(torch.tensor(scores), generator(0, "bootstrap"), level=0.9, resamples=200)
+    assert found.tolist() == pytest.approx(expected.tolist(), rel=1e-12)
+
+
+def test_bootstrap_interval_draws_runs_separately_for_each_task():
+    scores = torch.tensor([[0.0, 100.0], [0.0, 100.0], [0.0, 100.0]])
+    assert bootstrap_interval(scores, generator(0, "bootstrap"), resamples=100).tolist() == [50.0, 50.0]
+
+
+def test_bootstrap_interval_covers_the_mean_of_a_normal_distribution():
+    scores = torch.randn(200, 20, 1, generator=generator(1, "bootstrap"), dtype=torch.float64)
+    inside = [
+        low <= 0.0 <= high
+        for low, high in (bootstrap_interval(x, generator(2, "bootstrap"), resamples=300) for x in scores)
+    ]
+    assert 0.86 <= sum(inside) / len(inside) <= 0.99
