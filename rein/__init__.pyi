@@ -33,6 +33,7 @@ from rein.errors import NonFiniteError as NonFiniteError
 from rein.errors import ReinError as ReinError
 from rein.errors import StoreError as StoreError
 from rein.errors import WorkerDied as WorkerDied
+from rein.errors import WorkerError as WorkerError
 from rein.errors import WorkerTimeout as WorkerTimeout
 from rein.handlers import *
 from rein.integrations.learning_curves import plot as plot

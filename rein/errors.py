@@ -5,11 +5,16 @@ Hierarchy::
     ReinError
       StoreError                    a file of a run is missing, damaged or hostile, or cannot be written
         CheckpointError             a checkpoint cannot be written, read or loaded
-      WorkerDied                    the process of an environment ended unexpectedly
-      WorkerTimeout                 the process of an environment did not answer in time
+      WorkerError                   a worker that steps environments failed
+        WorkerDied                  its process ended unexpectedly
+        WorkerTimeout               it did not answer in time
       EnvironmentContractError      an environment returned invalid data
       NonFiniteError                a value is NaN or infinite
 """
+
+from __future__ import annotations
+
+from typing import Any
 
 
 class ReinError(Exception):
@@ -24,12 +29,38 @@ class CheckpointError(StoreError):
     """Raised if a checkpoint cannot be written or read, or does not fit the objects that load it."""
 
 
-class WorkerDied(ReinError):
+class WorkerError(ReinError):
+    """Raised if a worker that steps environments fails. The message names the worker and the environment.
+
+    Attributes:
+        environment: index of the environment that was stepped or reset; None if there was none.
+        episode_seed: seed of its episode, or None.
+        action: its last action, as numbers, lists and dictionaries, or None.
+        pid: process id of the worker; None for a thread.
+        exitcode: exit code of the process; negative for a signal, None for a thread or if it did not end.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        environment: int | None = None,
+        episode_seed: int | None = None,
+        action: Any = None,
+        pid: int | None = None,
+        exitcode: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.environment, self.episode_seed, self.action = environment, episode_seed, action
+        self.pid, self.exitcode = pid, exitcode
+
+
+class WorkerDied(WorkerError):
     """Raised if the process of an environment ends unexpectedly. The message names the worker and its seed."""
 
 
-class WorkerTimeout(ReinError):
-    """Raised if the process of an environment does not answer in time. The message names the worker and the time."""
+class WorkerTimeout(WorkerError):
+    """Raised if a worker of an environment does not answer in time. The message names the worker and the time."""
 
 
 class EnvironmentContractError(ReinError):

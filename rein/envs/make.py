@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from gymnasium.vector import VectorEnv
 
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment, Source
+from rein.envs.gymnasium.pool import GymnasiumWorkers
 from rein.envs.gymnasium.vector import GymnasiumVectorEnvironment
+
+_OF_WORKERS = ("timeout", "on_failure", "max_restarts")  # options of GymnasiumWorkers only
 
 
 def make(
@@ -15,32 +18,45 @@ def make(
     num_envs: int | None = None,
     seed: int | None = None,
     *,
+    workers: int | None = None,
+    mode: Literal["processes", "threads", "sync"] | None = None,
     processes: bool = False,
     **options: Any,
-) -> GymnasiumEnvironment | GymnasiumVectorEnvironment:
+) -> GymnasiumEnvironment | GymnasiumVectorEnvironment | GymnasiumWorkers:
     """Build environments that are stepped together.
 
     Args:
         env: Gymnasium id, function that returns a `gymnasium.Env`, or `gymnasium.vector.VectorEnv`.
         num_envs: number of environments, 1 by default. A `VectorEnv` has a fixed number.
         seed: random seed of all episodes. `training_loop(seed=)` seeds environments without a seed.
+        workers: number of workers that step the environments at the same time, for environments that take long.
+            Without workers they are stepped one by one.
+        mode: kind of the workers: "processes", the default; "threads" for environments that cannot be pickled or that
+            wait; or "sync" for no workers, to find errors.
         processes: step each environment in a separate process, for environments that take milliseconds per step.
-        **options: options of `GymnasiumEnvironment` or `GymnasiumVectorEnvironment`. Other options are passed to
-            `gymnasium.make`.
+        **options: options of `GymnasiumEnvironment`, `GymnasiumVectorEnvironment` or `GymnasiumWorkers`.
+            Other options are passed to `gymnasium.make`.
 
     Raises:
-        ValueError: if Gymnasium does not know the id, or if the environments have different spaces.
+        ValueError: if Gymnasium does not know the id, if the environments have different spaces, or if there is a mode
+            without workers.
         TypeError: if `env` is an environment instead of a function that makes one, or if a space cannot be converted
             to tensors.
 
     Example::
 
         env = rein.make("CartPole-v1", num_envs=8, seed=0)
-        env = rein.make(lambda: FrameStackObservation(gymnasium.make("ALE/Pong-v5"), 4), num_envs=8, processes=True)
+        env = rein.make(lambda: FrameStackObservation(gymnasium.make("ALE/Pong-v5"), 4), num_envs=8, workers=2)
     """
     if isinstance(env, VectorEnv):
         return GymnasiumVectorEnvironment(env, num_envs, seed, **options)
     num_envs = 1 if num_envs is None else num_envs
+    if workers is None and mode not in (None, "sync"):
+        raise ValueError(f"mode={mode!r}: give workers= as well, the number of workers")
+    if mode == "sync":
+        options = {name: value for name, value in options.items() if name not in _OF_WORKERS}
+    elif workers is not None:
+        return GymnasiumWorkers(env, num_envs, seed, workers=workers, mode=mode or "processes", **options)
     if processes:
         return GymnasiumVectorEnvironment.in_processes(env, num_envs, seed, **options)
     return GymnasiumEnvironment(env, num_envs, seed, **options)

@@ -55,6 +55,19 @@ class ResetOptions:
         """Return a copy of the current options of one environment."""
         return _copy(self._current[environment])
 
+    def record(self, environment: int, options: dict[str, Any] | None) -> None:
+        """Set the current options of one environment, whose episode was begun elsewhere."""
+        self._current[environment] = options
+
+    def next_of(self, environment: int) -> dict[str, Any] | None:
+        """Return the options of the next episode of one environment."""
+        return self._next[environment]
+
+    def part(self, rows: range) -> dict[str, Any]:
+        """Return the `state_dict` of some environments."""
+        each = [options[rows.start : rows.stop] for options in (self._next, self._current)]
+        return {"json": json.dumps(each) if self._used else None}
+
     def state_dict(self) -> dict[str, Any]:
         """Return the options as JSON text; None if no options were ever set."""
         return {"json": json.dumps([self._next, self._current]) if self._used else None}

@@ -169,10 +169,13 @@ class EpisodeSeeds:
 
 
 class HostEpisodeSeeds:
-    """`EpisodeSeeds` for environments that are stepped one by one on the host. Gives the same seeds as Python ints."""
+    """`EpisodeSeeds` for environments that are stepped one by one on the host. Gives the same seeds as Python ints.
 
-    def __init__(self, num_envs: int, seed: int | None = None) -> None:
-        self.num_envs = num_envs
+    `first` is the number of the first environment, if the environments are a part of a larger number.
+    """
+
+    def __init__(self, num_envs: int, seed: int | None = None, first: int = 0) -> None:
+        self.num_envs, self._first = num_envs, first
         self._tensor_N: Tensor | None = None  # cache of `current`
         self._restart(seed)
 
@@ -216,6 +219,26 @@ class HostEpisodeSeeds:
         self._current, self._tensor_N = seeds.tolist(), None
         return self._current
 
+    def start(self) -> int:
+        """Return the seed. It is drawn if there is none, and `reseed` raises from now on."""
+        self.seed = seed = secrets.randbits(31) if self.seed is None else self.seed
+        self.started = True
+        return seed
+
+    def part(self, rows: range) -> tuple[int | None, list[int], list[int]]:
+        """Return the seed, and the indices and seeds of the current episodes of some environments."""
+        return self.seed, self._indices[rows.start : rows.stop], self._current[rows.start : rows.stop]
+
+    def set_part(self, seed: int, indices: list[int], current: list[int]) -> None:
+        """Set the result of `part`."""
+        if (seed, indices) != (self.seed, self._indices):
+            self._restart(seed)
+        self._indices, self._current, self._tensor_N, self.started = indices, current, None, True
+
+    def follow(self, row: int, index: int, seed: int) -> None:
+        """Set the current episode of one environment, which was begun elsewhere."""
+        self._indices[row], self._current[row], self._tensor_N = index, seed, None
+
     def state_dict(self) -> dict[str, Any]:
         """Return the same dictionary as `EpisodeSeeds.state_dict`."""
         return {"seed": self.seed, "index": self.indices, "current": self.current, "started": self.started}
@@ -234,11 +257,10 @@ class HostEpisodeSeeds:
         self._ahead: list[list[int]] = [[] for _ in range(self.num_envs)]  # upcoming seeds, the next one last
 
     def _look_ahead(self, environment: int) -> list[int]:
-        self.seed = secrets.randbits(31) if self.seed is None else self.seed
-        self.started = True
+        seed = self.start()
         begun = self._indices[environment] + 1
         episode_E = torch.arange(begun, begun + _AHEAD, device="cpu")
-        seeds_E = episode_seeds(self.seed, torch.full_like(episode_E, environment), episode_E)
+        seeds_E = episode_seeds(seed, torch.full_like(episode_E, self._first + environment), episode_E)
         self._ahead[environment] = seeds_E.flip(0).tolist()
         return self._ahead[environment]
 

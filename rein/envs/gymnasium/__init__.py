@@ -1,6 +1,7 @@
-"""Adapters for Gymnasium: single environments with one seed per episode, and vector environments."""
+"""Adapters for Gymnasium: single environments, workers, and vector environments."""
 
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment
+from rein.envs.gymnasium.pool import GymnasiumWorkers
 from rein.envs.gymnasium.vector import GymnasiumVectorEnvironment
 
-__all__ = ["GymnasiumEnvironment", "GymnasiumVectorEnvironment"]
+__all__ = ["GymnasiumEnvironment", "GymnasiumVectorEnvironment", "GymnasiumWorkers"]

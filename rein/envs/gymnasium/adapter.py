@@ -10,7 +10,7 @@ import difflib
 import logging
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import gymnasium
@@ -32,7 +32,7 @@ from rein.envs.base.masks import check_masks
 from rein.envs.base.options import Options, ResetOptions, as_keywords
 from rein.envs.base.seeding import HostEpisodeSeeds
 from rein.envs.base.spaces import Codec, column, representation
-from rein.envs.gymnasium.history import ActionHistory
+from rein.envs.gymnasium.history import ActionHistory, put_actions, zeros
 from rein.envs.gymnasium.masks import warn_of_mask, with_mask
 from rein.errors import EnvironmentContractError
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, OPTIONS, explain
@@ -231,6 +231,7 @@ class GymnasiumEnvironment:
     """
 
     steps_separately = True  # stepping a part of the environments costs less than stepping all
+    _first = 0  # number of the first environment, in messages
 
     @torch.inference_mode(False)  # inference tensors cannot be modified outside of inference mode
     def __init__(
@@ -267,6 +268,9 @@ class GymnasiumEnvironment:
         kept = max_replay_steps if replayable else 0
         self._history = ActionHistory(self._name, self.single_action_space, num_envs, kept)
         self._checked = False
+        self._sent: list[int] = []  # environments that `receive` steps
+        self._to_take: Tree = None  # (N, *A) their actions
+        self._place = np.full(2, -1, np.int64)  # the environment that is stepped or reset, and its episode seed
         self._warns = action_mask is None and ACTION_MASK not in self._info
         self._warns = self._warns and entry(self.single_observation_space, ACTION_MASK) is None
 
@@ -350,7 +354,7 @@ class GymnasiumEnvironment:
         if len(row_R):
             rows = row_R.tolist()
             begun_R = self._observed([self._begin_one(i, self._seeds.advance(i)) for i in rows], rows)
-            self._observation = _with_rows(self._observation, row_R, begun_R)
+            self._observation = with_rows(self._observation, row_R, begun_R)
         return self._observation
 
     def apply_action(self, action: Tree) -> TimeStep:
@@ -360,9 +364,32 @@ class GymnasiumEnvironment:
         fit its space. Exceptions of an environment get a note with the environment, the episode seed and the step.
         """
         self._check(action)
-        time_step = self._step(action, range(self.num_envs))
-        self._observation = time_step.observation
-        return time_step
+        return self._advance(action, range(self.num_envs))
+
+    def send(self, action: Tree, rows: Sequence[int]) -> None:
+        """Set the actions `(R, *A)` of the environments `rows` (R,), which the next `receive` steps.
+
+        Raises RuntimeError before the first reset and for an environment that was sent already, ValueError for a row
+        that does not exist, and EnvironmentContractError for actions of another shape.
+        """
+        if self._observation is None:
+            raise RuntimeError(f"{self._name}: call reset() before send()")
+        check_sent(rows, self.num_envs, self._sent)
+        if self._to_take is None:
+            self._to_take = zeros(self.single_action_space, (self.num_envs,))
+        put_actions(self._to_take, np.array(rows, np.int64), action)
+        self._sent += rows
+
+    def receive(self, timeout: float | None = None) -> tuple[list[int], TimeStep]:
+        """Step the environments that were sent. Returns them (R,), and their R rows.
+
+        `timeout` has no effect; environments in workers have it. Raises RuntimeError if none was sent, and the errors
+        of `apply_action`.
+        """
+        rows, self._sent = self._sent, []
+        if not rows:
+            raise RuntimeError(f"{self._name}: call send() before receive()")
+        return rows, self._advance(map_tree(torch.from_numpy, self._to_take), rows)
 
     def apply_action_where(self, action: Tree, mask: Tensor) -> TimeStep:
         """Step the environments where `mask` (N,) is True, with their rows of `action`: `(N, *A)`.
@@ -372,20 +399,10 @@ class GymnasiumEnvironment:
         """
         self._check(action)
         check_rows_of("apply_action_where", mask, self.num_envs, torch.bool)
-        row_R, nothing_N = mask.nonzero().flatten(), torch.zeros(self.num_envs, dtype=torch.bool, device="cpu")
-        missing = {key: torch.from_numpy(value) for key, value in self._info.items()}
-        still = TimeStep(
-            observation=self._observation,
-            reward=torch.zeros(self.num_envs, dtype=torch.float32, device="cpu"),
-            terminated=nothing_N,
-            truncated=nothing_N,
-            final_observation=self._observation,
-            valid=nothing_N,
-            info={key: value.expand(self.num_envs, *value.shape) for key, value in missing.items()},
-        )
+        row_R, still = mask.nonzero().flatten(), no_step(self._observation, self.num_envs, self._info)
         time_step = map_tree(torch.clone, still)
         if len(row_R):
-            time_step = _with_rows(still, row_R, self._step(action, row_R.tolist()))
+            time_step = with_rows(still, row_R, self._step(action, row_R.tolist()))
         self._observation = time_step.observation
         return time_step
 
@@ -430,20 +447,9 @@ class GymnasiumEnvironment:
         self._seeds.load_state_dict(state["seeds"])
         self._options.load_state_dict(state["options"])
         self._observation = None
-        saved, actions = state["observation"], state["actions"]
-        steps = restored(state, "steps", self._seeds.current).tolist()
-        if saved is None:
+        if not can_repeat(self._name, state, self.num_envs, self.replayable):
             return
-        if not self.replayable:
-            logger.warning("%s is not replayable: open episodes are lost, and reset() begins new ones", self._name)
-            return
-        if min(steps) < 0:
-            logger.warning(
-                "%s: an open episode was longer than max_replay_steps, so its actions were not saved; reset() begins"
-                " new episodes",
-                self._name,
-            )
-            return
+        saved, actions, steps = state["observation"], state["actions"], state["steps"].tolist()
         episodes = enumerate(zip(steps, actions, strict=True))
         replayed = [self._replay(index, *episode) for index, episode in episodes]
         observation = self._observed(replayed, range(self.num_envs))
@@ -454,26 +460,37 @@ class GymnasiumEnvironment:
         return representation(self, repr(self._name), f"num_envs={self.num_envs}")
 
     def _check(self, action: Tree) -> None:
-        if self._observation is None:
-            raise RuntimeError(f"{self._name}: call reset() before apply_action()")
+        if self._observation is None or self._sent:
+            first = "receive()" if self._sent else "reset()"
+            raise RuntimeError(f"{self._name}: call {first} before apply_action()")
         if not self._checked:
             check_action(action, self.num_envs, self.single_action_space)
             check_observation(self._observation, self.num_envs, self.single_observation_space)
             self._checked = True
 
+    def _advance(self, action: Tree, rows: Sequence[int]) -> TimeStep:
+        """Step environments as `_step` does, and update the current observation. A range has all rows."""
+        time_step = self._step(action, rows)
+        if isinstance(rows, range):
+            self._observation = time_step.observation
+        else:
+            row_R = torch.tensor(rows, dtype=torch.int64, device="cpu")
+            self._observation = with_rows(self._observation, row_R, time_step.observation)
+        return time_step
+
     def _step(self, action: Tree, rows: Sequence[int]) -> TimeStep:
         """Step the environments in `rows` (R,) with their rows of `action`: `(N, *A)`. Returns R rows."""
-        results = self._results(action, rows)
+        results, numbers = self._results(action, rows), self._numbers(rows)
         try:
             observations, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
         except (TypeError, ValueError):  # a result does not have five parts
-            for index, result in zip(rows, results, strict=True):
-                check_parts(f"environment {index} of {self._name}", "step", result, STEP)
+            for number, result in zip(numbers, results, strict=True):
+                check_parts(f"environment {number} of {self._name}", "step", result, STEP)
             raise
-        observation = final_observation = self._observations.stack(observations, rows)
+        observation = final_observation = self._observations.stack(observations, numbers)
         nothing = (False,) * len(rows)
         flags_3R = self._no_flags_3N[:, : len(rows)].copy()
-        ended_2R = ended_flags(terminateds, truncateds, nothing, rows)
+        ended_2R = ended_flags(terminateds, truncateds, nothing, numbers)
         if ended_2R is not None:
             flags_3R[:2] = ended_2R
             observation = self._begin_where(ended_2R[0] | ended_2R[1], list(observations), rows)
@@ -481,21 +498,23 @@ class GymnasiumEnvironment:
         terminated_R, truncated_R, valid_R = torch.from_numpy(flags_3R).unbind()
         return TimeStep(
             observation=observation,
-            reward=torch.from_numpy(column("reward", rewards, _FLOAT, rows=rows)),
+            reward=torch.from_numpy(column("reward", rewards, _FLOAT, rows=numbers)),
             terminated=terminated_R,
             truncated=truncated_R,
             final_observation=final_observation,
             valid=valid_R,
-            info={key: wanted_infos(infos, key, missing, rows) for key, missing in self._info.items()},
+            info={key: wanted_infos(infos, key, missing, numbers) for key, missing in self._info.items()},
         )
 
     def _results(self, action: Tree, rows: Sequence[int]) -> list[Any]:
         """Return the results of `step` of the environments in `rows`."""
-        actions, results = self._actions.split(action, self.num_envs), []
+        actions, results, place = self._actions.split(action, self.num_envs), [], self._place
         try:
             for index in rows:
+                place[0], place[1] = index, self._seeds.of(index)
                 result = self._envs[index].step(actions[index])
                 results.append(result)
+            place[0] = -1
         except Exception as error:  # re-raised with a note
             index = rows[len(results)]
             self._note(error, index, f", step {self._history.steps(index)}")
@@ -505,14 +524,24 @@ class GymnasiumEnvironment:
 
     def _observed(self, observations: Sequence[Any], rows: Sequence[int]) -> Tree:
         """Return the observations of the environments in `rows` (R,) as new tensors `(R, *O)`."""
-        observation = self._observations.stack(observations, rows)
+        observation = self._observations.stack(observations, self._numbers(rows))
         self._check_masks(observation, rows)
         return observation
 
     def _check_masks(self, observation: Tree, rows: Sequence[int]) -> None:
-        check_masks(observation, self.single_observation_space, self.single_action_space, rows=rows)
+        numbers = self._numbers(rows)
+        check_masks(observation, self.single_observation_space, self.single_action_space, rows=numbers)
+
+    def number_from(self, first: int) -> None:
+        """Give the environments the numbers `first`, `first + 1`, ... in seeds and messages, as a part of a pool."""
+        self._first, self._seeds = first, HostEpisodeSeeds(self.num_envs, self.seed, first)
+
+    def _numbers(self, rows: Sequence[int]) -> Sequence[int]:
+        """Return the numbers of the environments in `rows` (R,) for messages."""
+        return [self._first + row for row in rows] if self._first else rows
 
     def _begin(self, seeds: Sequence[int], again: bool = False) -> Tree:
+        self._sent = []
         begun = [self._begin_one(index, seed, again) for index, seed in enumerate(seeds)]
         self._observation = self._observed(begun, range(self.num_envs))
         return self._observation
@@ -520,21 +549,23 @@ class GymnasiumEnvironment:
     def _begin_where(self, ended_R: np.ndarray[Any, Any], observations: list[Any], rows: Sequence[int]) -> Tree:
         for place in ended_R.nonzero()[0].tolist():
             observations[place] = self._begin_one(rows[place], self._seeds.advance(rows[place]))
-        return self._observations.stack(observations, rows)
+        return self._observations.stack(observations, self._numbers(rows))
 
     def _begin_one(self, index: int, seed: int, again: bool = False) -> Any:
         """Begin an episode with the next options of the environment, or with `again` with its current options."""
         self._history.clear(index)
+        self._place[:] = index, seed
         options = self._options.of(index) if again else self._options.begin(index)
         try:
             result = self._envs[index].reset(seed=seed, **as_keywords(options))
         except Exception as error:  # re-raised with a note
             self._note(error, index, ", in its reset")
             raise
-        check_parts(f"environment {index} of {self._name}", "reset", result, RESET)
+        check_parts(f"environment {self._first + index} of {self._name}", "reset", result, RESET)
         if self._warns:
             self._warns = False
             warn_of_mask(self._name, result[1])
+        self._place[0] = -1
         return result[0]
 
     def _replay(self, index: int, steps: int, taken: Tree) -> Any:
@@ -555,15 +586,17 @@ class GymnasiumEnvironment:
         return observation
 
     def _note(self, error: Exception, index: int, when: str) -> None:
-        error.add_note(f"in environment {index} of {self._name}, episode seed {self._seeds.of(index)}{when}")
+        seed = self._seeds.of(index)
+        error.add_note(f"in environment {self._first + index} of {self._name}, episode seed {seed}{when}")
 
     def _check_replay(self, replayed: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
         for path, value in replayed.items():
             same = value == restored(saved, path, value)
             wrong = (~same.reshape(self.num_envs, -1).all(1)).nonzero().flatten().tolist()
             if wrong:
+                number = self._first + wrong[0]
                 raise EnvironmentContractError(
-                    f"{self._name}: seed and actions did not reproduce {path} of environment {wrong[0]}, so it is not"
+                    f"{self._name}: seed and actions did not reproduce {path} of environment {number}, so it is not"
                     " replayable; give replayable=False, and a resumed run begins new episodes"
                 )
 
@@ -590,7 +623,53 @@ def _make_all(source: Source, make_kwargs: Mapping[str, Any], num_envs: int) -> 
     return made
 
 
-def _with_rows(tree: Any, row_R: Tensor, new: Any) -> Any:
+def check_sent(rows: Sequence[int], num_envs: int, sent: Collection[int]) -> None:
+    """Check the environments of a `send`, while those in `sent` were not received.
+
+    Raises ValueError for a row that does not exist, and RuntimeError for one that was sent twice.
+    """
+    if wrong := [row for row in rows if not 0 <= row < num_envs]:
+        raise ValueError(f"send(rows=...): got {wrong[0]}, but there are {num_envs} environments")
+    twice = [row for row in rows if row in sent]
+    if twice or len({*rows}) < len(rows):
+        raise RuntimeError(f"send(rows={[*rows]}): an environment was sent twice; call receive() first")
+
+
+def no_step(observation: Tree, num_envs: int, info: Mapping[str, np.ndarray[Any, Any]]) -> TimeStep:
+    """Return the result of N environments that were not stepped. Its tensors may share memory."""
+    nothing_N = torch.zeros(num_envs, dtype=torch.bool, device="cpu")
+    missing = {key: torch.from_numpy(value) for key, value in info.items()}
+    return TimeStep(
+        observation=observation,
+        reward=torch.zeros(num_envs, dtype=torch.float32, device="cpu"),
+        terminated=nothing_N,
+        truncated=nothing_N,
+        final_observation=observation,
+        valid=nothing_N,
+        info={key: value.expand(num_envs, *value.shape) for key, value in missing.items()},
+    )
+
+
+def can_repeat(name: str, state: Mapping[str, Any], num_envs: int, replayable: bool) -> bool:
+    """Return whether the open episodes of a state can be repeated. The reason against it is logged.
+
+    Raises ValueError for the state of another number of environments.
+    """
+    steps_N = restored(state, "steps", torch.empty(num_envs, dtype=torch.int64, device="cpu"))
+    if state["observation"] is None:
+        return False
+    if not replayable:
+        logger.warning("%s is not replayable: open episodes are lost, and reset() begins new ones", name)
+    elif bool((steps_N < 0).any()):
+        logger.warning(
+            "%s: an open episode was longer than max_replay_steps, so its actions were not saved; reset() begins new"
+            " episodes",
+            name,
+        )
+    return replayable and bool((steps_N >= 0).all())
+
+
+def with_rows(tree: Any, row_R: Tensor, new: Any) -> Any:
     """Return a copy of `tree` (N, ...) with the rows `row_R` (R,) replaced by `new` (R, ...)."""
     return map_tree(lambda x, new_R: x.index_copy(0, row_R, new_R), tree, new)
 

@@ -6,7 +6,7 @@ Shapes: N environments, R stepped environments, C allocated steps, T steps of on
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.spaces import layout
+from rein.errors import EnvironmentContractError
 from rein.networks.encoder import children
 from rein.ops.trees import map_tree
 from rein.types import Tree
@@ -37,7 +38,7 @@ class ActionHistory:
         self._bound = 0  # upper bound of the steps of all episodes
         self._logged = max_steps == 0
         self._allocated = min(_FIRST, max_steps)
-        self._actions = _zeros(space, (num_envs, self._allocated))
+        self._actions = zeros(space, (num_envs, self._allocated))
 
     def steps(self, index: int) -> int:
         """Number of steps of the open episode of one environment."""
@@ -97,16 +98,31 @@ class ActionHistory:
             )
         size = min(max(2 * self._allocated, steps), self._max_steps)
         if steps > self._allocated and size > self._allocated:
-            larger = _zeros(self._space, (len(self._steps_N), size))
+            larger = zeros(self._space, (len(self._steps_N), size))
             map_tree(lambda new, old: _put(new[:, : old.shape[1]], old), larger, self._actions)
             self._actions, self._allocated = larger, size
 
 
-def _write(kept: np.ndarray[Any, Any], row_R: Any, step_R: Any, action: Tensor) -> None:
+def put_actions(kept: Tree, rows: slice | np.ndarray[Any, Any], action: Tree, field: str = "action") -> None:
+    """Copy actions `(R, *A)` to rows of arrays (N, *A). Raises EnvironmentContractError for another shape."""
+    if isinstance(kept, Mapping):
+        for key, part in kept.items():
+            put_actions(part, rows, action[key], f"{field}.{key}")
+        return
+    shape = kept[rows].shape
+    if action.shape != shape:
+        raise EnvironmentContractError(f"{field}: expected a tensor of shape {shape}, got {tuple(action.shape)}")
+    kept[rows] = _numpy(action)
+
+
+def _numpy(action: Tensor) -> np.ndarray[Any, Any]:
     if not action.dtype.is_floating_point or action.dtype is torch.float32:
-        new_NA = action.numpy()
-    else:
-        new_NA = action.float().numpy()  # numpy has no bfloat16
+        return action.numpy(force=True)
+    return action.float().numpy(force=True)  # numpy has no bfloat16
+
+
+def _write(kept: np.ndarray[Any, Any], row_R: Any, step_R: Any, action: Tensor) -> None:
+    new_NA = _numpy(action)
     kept[row_R, step_R] = new_NA if len(row_R) == len(new_NA) else new_NA[row_R]
 
 
@@ -114,10 +130,10 @@ def _put(place: np.ndarray[Any, Any], values: Any) -> None:
     place[...] = values
 
 
-def _zeros(space: spaces.Space[Any], lead: tuple[int, ...]) -> Tree:
-    """Return arrays of zeros with the structure of the space."""
+def zeros(space: spaces.Space[Any], lead: tuple[int, ...]) -> Tree:
+    """Return arrays `(*lead, ...)` of zeros with the structure of the space."""
     inner = children(space)
     if inner is not None:
-        return {key: _zeros(child, lead) for key, child in inner.items()}
+        return {key: zeros(child, lead) for key, child in inner.items()}
     shape, dtype = layout(space)
     return np.zeros((*lead, *shape), dtype)

@@ -65,8 +65,7 @@ class Workers:
         self._environment, self.name, self._timeout = environment, name, timeout
         self._asynchronous = isinstance(environment.unwrapped, AsyncVectorEnv)
         self._failure: str | None = None
-        if timeout is not None and not 0 < timeout <= _LONGEST:
-            raise ValueError(f"timeout={timeout}: give seconds above 0 and at most {_LONGEST:g}, or None for no limit")
+        check_timeout(timeout)
         if self._asynchronous:
             bare = environment.unwrapped
             bare.error_queue = _Errors(bare.error_queue, GRACE if timeout is None else max(timeout, _MOMENT))
@@ -164,6 +163,12 @@ class Workers:
         return f"{self.name}, {' and '.join(workers) or 'a worker'}"
 
 
+def check_timeout(timeout: float | None) -> None:
+    """Raise ValueError for a timeout that is not above 0, or too long for poll(2)."""
+    if timeout is not None and not 0 < timeout <= _LONGEST:
+        raise ValueError(f"timeout={timeout}: give seconds above 0 and at most {_LONGEST:g}, or None for no limit")
+
+
 def in_processes(
     source: Source,
     num_envs: int,
@@ -181,7 +186,7 @@ def in_processes(
     environment.
     """
     num_envs = checked_num_envs(num_envs)
-    _check_descriptors(num_envs)
+    check_descriptors(f"worlds={num_envs}", num_envs)
     # The kernel's "parent" is the thread that starts a process. Processes must survive the end of other threads.
     ends_with_parent = threading.current_thread() is threading.main_thread()
     singles = [
@@ -242,16 +247,16 @@ def closed_on_error(environment: Any) -> Iterator[None]:
         raise
 
 
-def _check_descriptors(num_envs: int) -> None:
-    """Raise OSError, before any process is started, if there are too few file descriptors for `num_envs` processes."""
-    needed = 3 * num_envs + 8  # per process a pipe, and two descriptors of multiprocessing
+def check_descriptors(given: str, processes: int) -> None:
+    """Raise OSError, before any process is started, if there are too few file descriptors. `given` is the option."""
+    needed = 4 * processes + 8  # per process a pipe, shared memory, and two descriptors of multiprocessing
     held: list[int] = []
     try:
         held.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(needed))
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
-        message = f"in_processes(num_envs={num_envs}) needs {needed} file descriptors; raise the limit with `ulimit -n`"
+        message = f"{given} needs {needed} file descriptors; raise the limit with `ulimit -n`"
         raise OSError(errno.EMFILE, message) from None
     finally:
         for descriptor in held:
