@@ -24,6 +24,7 @@ usage: rein COMMAND ...
   rein train RECIPE --help        list the options of a recipe
   rein train --config FILE        train with the recipe and the options in a TOML file, such as the config.toml of a run
   rein train RECIPE --seeds 0-9   train several seeds in parallel processes, and summarize them
+  rein sweep RECIPE --param ...   search for good options of a recipe with Optuna
   rein resume PATH [options]      continue a run with the options in its run.json; for a custom recipe, name the
                                   function again: rein resume PATH my_module:make_loop
   rein evaluate RUN [--best]      evaluate the agent of a run on new episodes
@@ -45,6 +46,7 @@ Add --debug to any command to see the traceback of an error.
 _COMMANDS = {  # command -> (module, function); modules are imported when needed
     "train": ("train", "train"),
     "resume": ("train", "resume"),
+    "sweep": ("sweep", "main"),
     "evaluate": ("evaluate", "main"),
     "show": ("run_folder", "show_command"),
     "plot": ("plot", "main"),

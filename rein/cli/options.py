@@ -82,6 +82,25 @@ def several(
     """
 
 
+def sweeping(
+    param: str | None = None,
+    trials: int = 50,
+    metric: str = "episode_return_100",
+    prune: bool = True,
+    jobs: int | None = None,
+) -> None:
+    """Options of `rein sweep`.
+
+    Args:
+        param: values of an option, such as learning_rate=log:1e-4..1e-2, gamma=0.9..0.999 or hidden=[32,32]|[64,64].
+            Give --param for each option to search.
+        trials: number of trials, those of earlier commands on the same folder included.
+        metric: metric to maximize, such as evaluation_return. The score of a trial is the last value of the metric.
+        prune: end a trial early if its score is below the median of the earlier trials at the same share of the run.
+        jobs: number of simultaneous processes. Default: the number of cores.
+    """
+
+
 def parse(
     recipe: Callable[..., Any],
     program: str,

@@ -17,7 +17,9 @@ from rein.foreign_names import written
 
 _LIMITS = [written(limit, True) for limit in LIMITS]
 _MOST_THREADS = max(64, os.cpu_count() or 1)
-_NOT_RECORDED = ("run", "resume", "quiet", "debug", "config", "like", "seeds", "jobs", "param", "trials", "prune")
+# Options of commands, which do not describe a run. A recipe may have options of the same names.
+_NOT_RECORDED = ("run", "resume", "quiet", "debug", "config", "like")
+_OF_SEVERAL = ("seeds", "jobs", "param", "trials", "metric", "prune")
 
 
 @attrs.frozen
@@ -37,7 +39,9 @@ class Plan:
     @property
     def recipe(self) -> Recipe:
         """Recipe and options as recorded in the folder of the run."""
-        return Recipe(self.name, {k: v for k, v in self.options.items() if k not in _NOT_RECORDED}, self.given)
+        commands = (*_NOT_RECORDED, *_OF_SEVERAL)
+        recorded = {key: value for key, value in self.options.items() if key in self.own or key not in commands}
+        return Recipe(self.name, recorded, self.given)
 
     @property
     def env_steps(self) -> int | None:

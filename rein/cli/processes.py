@@ -114,7 +114,7 @@ def run_jobs(
     at_most: int,
     display: Display,
     *,
-    is_hopeless: Callable[[Job], bool] = lambda job: False,
+    is_hopeless: Callable[[Job], bool] | None = None,
     ended: Callable[[Job], None] = lambda job: None,
     command: tuple[str, ...] = (sys.executable, "-m", "rein.cli.child"),
 ) -> int | None:
@@ -148,7 +148,7 @@ def run_jobs(
                         _end(job, process, stopped)
                         display.end(job)
                         ended(job)
-                    elif job.status == "running" and stopped is None and is_hopeless(job):
+                    elif is_hopeless is not None and job.status == "running" and stopped is None and is_hopeless(job):
                         job.status = "pruned"
                         process.terminate()
                 display.draw(running)

@@ -22,8 +22,8 @@ import rein
 from rein.recipes import recipe
 
 @recipe(rein.envs.CartPole, rein.PPO, num_envs=2, epochs=1, iterations=4, minibatches=1)
-def mine(build):
-    '''A recipe.'''
+def mine(build, trials: int = 3):
+    '''A recipe with an option that is also one of `rein sweep`.'''
     environment = build.environment()
     return build.loop(build.agent(environment), environment)
 """
@@ -159,6 +159,7 @@ def test_recipe_of_the_user_must_be_named_on_the_command_line(capsys):
     main(["train", "my_recipes:mine", "--like", "first", "--quiet", "--run", "second"])
     main(["train", "my_recipes:mine", "--config", "first/config.toml", "--quiet", "--run", "third"])
     assert options_of("second") == options_of("first") == options_of("third")
+    assert (options_of("first")["gamma"], options_of("first")["trials"]) == (0.5, 3)
 
 
 def test_resume_does_not_accept_a_config(capsys):

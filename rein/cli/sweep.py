@@ -1,0 +1,335 @@
+"""`rein sweep RECIPE --param ...`: search for good options of a recipe with Optuna.
+
+Only this process uses Optuna. Each trial is a run of `rein train` in its own process, whose `metrics.csv` is read while
+it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import re
+import shlex
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from rich.table import Table
+
+from rein.cli.config import FILE, config_of, read_source
+from rein.cli.options import source, sweeping
+from rein.cli.output import say
+from rein.cli.plan import Plan, flags_of, plan, take, take_all, usual_folder
+from rein.cli.processes import Display, Job, error_of, jobs_of, limit_of, run_jobs
+from rein.cli.recipes import Recipe, recipe_names
+from rein.foreign_names import refuse_unknown, written
+from rein.ops.random import stream_seed
+from rein.store.format.sealed import write_whole
+from rein.store.lock import keep_stores_out
+
+BEST, STUDY = "best.toml", "study.db"
+_RUNGS = 10  # a run is compared with the others at each tenth of its limit
+_FIRST_RUNG = 2  # not before a fifth of the run
+_SHOWN = 10  # trials in the table
+_NUMBERS = re.compile(r"(?P<log>log:)?(?P<low>[^|]+?)\.\.(?P<high>[^|]+)")
+
+
+@attrs.frozen
+class Space:
+    """Values of an option to search."""
+
+    name: str
+    text: str  # as on the command line
+    kind: str  # "int", "float" or "choice"
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    choices: tuple[str, ...] = ()
+
+    def suggest(self, trial: Any) -> Any:
+        """Return the value of a trial of Optuna; a trial that has one keeps it."""
+        if self.kind == "choice":
+            return trial.suggest_categorical(self.name, self.choices)
+        suggest = trial.suggest_int if self.kind == "int" else trial.suggest_float
+        return suggest(self.name, self.low, self.high, log=self.log)
+
+
+@attrs.frozen
+class Sweep:
+    """Recipe, fixed options and spaces of a sweep."""
+
+    planned: Plan
+    before: Recipe | None  # options from a file
+    words: list[str]  # options of every trial
+    spaces: list[Space]
+    folder: Path
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """Description of the sweep, which must not change when it is continued."""
+        recipe = self.planned.recipe.config
+        spaces = {space.name: space.text for space in self.spaces}
+        search = {name: self.planned.options[name] for name in ("metric", "prune")}
+        return {"recipe": recipe["name"], "options": recipe["options"], "values": spaces, **search}
+
+    def job(self, number: int, params: Mapping[str, Any]) -> Job:
+        """Return the run of a trial. Runs use their whole budget unless the user has decided about it."""
+        folder, words = self.folder / f"trial-{number}", [*self.words, *_flags(params)]
+        if "stop_when_solved" in self.planned.own and "--stop-when-solved" not in self.planned.given:
+            words += [] if "--no-stop-when-solved" in self.planned.given else ["--no-stop-when-solved"]
+        words += ["--config", str(self.folder / FILE)] if self.before is not None else []
+        words += ["--run", str(folder), "--resume", "--quiet"]
+        return Job(f"trial {number}", folder, ["train", self.planned.name, *words], limit_of(self.planned))
+
+    def config(self, params: Mapping[str, Any]) -> bytes:
+        """Return the configuration file of a trial."""
+        return config_of(plan(self.planned.name, [*self.words, *_flags(params)], self.before).recipe)
+
+
+class Search:
+    """The study of Optuna in the folder of a sweep."""
+
+    def __init__(self, sweep: Sweep, optuna: Any) -> None:
+        self._sweep, self._optuna, self._metric = sweep, optuna, sweep.planned.options["metric"]
+        self._trials: dict[Job, Any] = {}
+        self._reported: dict[Job, int] = {}  # last rung
+        self.unscored: list[Job] = []
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._storage = optuna.storages.RDBStorage(f"sqlite:///{sweep.folder / STUDY}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self._study = optuna.create_study(
+                storage=self._storage,
+                study_name="rein",
+                direction="maximize",
+                load_if_exists=True,
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
+            )
+            number = stream_seed(sweep.planned.options.get("seed", 0), "sweep", len(self._study.trials))
+            self._study.sampler = optuna.samplers.TPESampler(seed=number, constant_liar=True)
+        self._check()
+
+    def close(self) -> None:
+        """Close the file of the study."""
+        self._storage.remove_session()
+        self._storage.engine.dispose()
+
+    def left(self) -> int:
+        """Return the number of trials that have not ended."""
+        return max(0, self._sweep.planned.options["trials"] - len(self._ended()))
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield the jobs of the trials that were interrupted, and then of new trials."""
+        states, trial_of = self._optuna.trial.TrialState, self._optuna.trial.Trial
+        begun = self._study.get_trials(deepcopy=False, states=[states.RUNNING])
+        again = (trial_of(self._study, trial._trial_id) for trial in begun)
+        new = iter(self._study.ask, None)
+        for trial in itertools.islice(itertools.chain(again, new), self.left()):
+            job = self._sweep.job(trial.number, {space.name: space.suggest(trial) for space in self._sweep.spaces})
+            self._trials[job] = trial
+            yield job
+
+    def is_hopeless(self, job: Job) -> bool:
+        """Report the score at each tenth of the run. Returns whether the pruner ends the trial."""
+        trial, metric = self._trials[job], self._metric
+        if job.limit is None or job.limit.column not in job.columns or metric not in job.columns:
+            return False
+        reported = trial.study.trials[trial.number].intermediate_values if job not in self._reported else {}
+        last = self._reported.setdefault(job, max(reported, default=_FIRST_RUNG - 1))
+        share, score = job.columns[job.limit.column] / job.limit.value, job.columns[metric]
+        for rung in range(last + 1, _RUNGS):
+            reached = np.flatnonzero((share >= rung / _RUNGS) & np.isfinite(score))
+            if not len(reached):
+                return False
+            self._reported[job] = rung
+            trial.report(float(score[reached[0]]), rung)
+            if trial.should_prune():
+                return True
+        return False
+
+    def tell(self, job: Job) -> None:
+        """Record the result of a trial. An interrupted trial is left open, so that it is continued."""
+        states, trial, score = self._optuna.trial.TrialState, self._trials[job], job.score(self._metric)
+        if job.status == "interrupted":
+            return
+        trial.set_user_attr("env_steps", job.env_steps)
+        if job.status == "pruned":
+            self._study.tell(trial, state=states.PRUNED)
+        elif job.status == "failed" or math.isnan(score):
+            self._study.tell(trial, state=states.FAIL)
+            self.unscored.append(job)
+        else:
+            self._study.tell(trial, score)
+
+    def best(self) -> Any:
+        """Return the completed trial with the highest score, or None."""
+        done = [trial for trial in self._ended() if trial.state.name == "COMPLETE"]
+        return max(done, key=lambda trial: trial.value, default=None)
+
+    def table(self) -> Table:
+        """Return a table of the best trials."""
+        names = [space.name for space in self._sweep.spaces]
+        headings = ["trial", self._metric, *names, "env steps", "status"]
+        table = Table(*headings, box=None, pad_edge=False, header_style="bold")
+        scored = [trial for trial in self._ended() if trial.value is not None]
+        scored.sort(key=lambda trial: (trial.state.name == "COMPLETE", trial.value), reverse=True)
+        for trial in scored[:_SHOWN]:
+            values = [trial.params.get(name) for name in names]
+            texts = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
+            status = "pruned" if trial.state.name == "PRUNED" else "completed"
+            steps = f"{trial.user_attrs.get('env_steps', 0):,}"
+            table.add_row(str(trial.number), f"{trial.value:.5g}", *texts, steps, status)
+        return table
+
+    def counts(self) -> str:
+        """Return a line with the number of trials in each state."""
+        states = [trial.state.name for trial in self._study.trials]
+        words = {"COMPLETE": "completed", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "interrupted"}
+        return ", ".join(f"{states.count(name):,} {word}" for name, word in words.items() if name in states)
+
+    def _ended(self) -> list[Any]:
+        return [trial for trial in self._study.trials if trial.state.is_finished()]
+
+    def _check(self) -> None:
+        """Raise ValueError if the study in the folder is of another sweep."""
+        identity = json.loads(json.dumps(self._sweep.identity))
+        earlier = self._study.user_attrs.get("sweep", identity)
+        for key, value in identity.items():
+            if earlier.get(key) != value:
+                (was, now), folder = _difference(earlier.get(key), value), self._sweep.folder
+                raise ValueError(f"{folder}: is a sweep with other {key}: {was}, not {now}; give another --run")
+        self._study.set_user_attr("sweep", identity)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run `rein sweep RECIPE`."""
+    words = list(arguments)
+    if not words or (words[0].startswith("-") and not {"--config", "--like"} & {*flags_of(words)}):
+        usage = "rein sweep RECIPE --param NAME=VALUES [--param ...] [--trials N] [options of the recipe]"
+        if {"-h", "--help"} & {*words}:
+            say(f"usage: {usage}. List options with rein sweep RECIPE --help, recipes with rein list")
+            return
+        raise ValueError(f"{usage}: name a recipe ({', '.join(recipe_names())}) or my_module:make_loop")
+    sweep = sweep_of(words)
+    optuna = _import_optuna()
+    options, command = sweep.planned.options, shlex.join(["rein", "sweep", *arguments])
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    with keep_stores_out(sweep.folder), contextlib.closing(Search(sweep, optuna)) as search:
+        write_whole(sweep.folder / FILE, config_of(sweep.planned.recipe))
+        left = search.left()
+        at_most = jobs_of(sweep.planned, max(1, left))
+        is_hopeless = search.is_hopeless if options["prune"] else None
+        display = Display(left, quiet=options["quiet"])
+        stopped = run_jobs(search.jobs(), at_most, display, is_hopeless=is_hopeless, ended=search.tell)
+        say(search.table())
+        say(f"{search.counts()}, in {sweep.folder}")
+        for job in search.unscored:
+            missing = f"its run has no value of {options['metric']}; use a longer run, or another --metric"
+            reason = error_of(job) if job.status == "failed" else missing
+            say(f"{job.label} has no score: {reason}; see {job.log}")
+        best = search.best()
+        if best is not None:
+            write_whole(sweep.folder / BEST, sweep.config(best.params))
+    if best is not None:
+        named = f"{sweep.planned.name} " if ":" in sweep.planned.name else ""
+        again = f"rein train {named}--config {shlex.quote(str(sweep.folder / BEST))} --seeds 100-104"
+        say(f"best: trial {best.number}. Train it with new seeds: {again}")
+    if stopped is not None:
+        say(f"continue with: {command}")
+        raise SystemExit(128 + stopped)
+    if best is None:
+        raise SystemExit(1)
+
+
+def sweep_of(words: Sequence[str]) -> Sweep:
+    """Return the sweep that `words` describe. Raises ValueError or TypeError if they do not fit."""
+    rest = list(words)
+    name = rest.pop(0) if not rest[0].startswith("-") else None
+    before, _ = read_source(rest, name, "sweep")
+    name = before.name if before is not None else str(name)
+    texts = take_all(rest, "--param")
+    planned = plan(name, rest, before, "sweep", (source, sweeping))
+    if not texts:
+        raise ValueError(f"rein sweep {name}: give the values of one option or more, {_EXAMPLES}")
+    if planned.options["resume"]:
+        raise ValueError("--resume: rein sweep continues the sweep in its folder by itself; leave it out")
+    if planned.options["trials"] < 1:
+        raise ValueError(f"--trials {planned.options['trials']}: must be 1 or more")
+    if "store" not in planned.own:
+        raise ValueError(f"rein sweep {name}: the function has no parameter `store`")
+    folder = planned.options["run"] or usual_folder(name).with_name(f"{usual_folder(name).name}-sweep")
+    folder = folder.expanduser()
+    if folder.exists() and not (folder / STUDY).exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists and is not the folder of a sweep; give another --run")
+    for flag in ("--trials", "--jobs", "--run", "--metric"):
+        take(rest, flag)
+    rest = [word for word in rest if word not in ("--quiet", "--prune", "--no-prune")]
+
+    def check(more: list[str]) -> Plan:
+        return plan(name, [*rest, *more], before, "sweep")
+
+    spaces = [space_of(text, {*planned.own} - {"store"}, check) for text in texts]
+    names = [space.name for space in spaces]
+    for option in names:
+        if names.count(option) > 1 or written(option, True) in flags_of(rest):
+            raise ValueError(f"--param {option}: the option is given twice")
+    return Sweep(planned, before, rest, spaces, folder)
+
+
+_EXAMPLES = "such as --param learning_rate=log:1e-4..1e-2, --param gamma=0.9..0.999 or --param 'hidden=[32,32]|[64,64]'"
+
+
+def space_of(text: str, options: set[str], check: Callable[[list[str]], Plan]) -> Space:
+    """Return the space that `--param TEXT` describes. `check` parses the options of a trial."""
+    name, _, values = text.partition("=")
+    name = name.strip().replace("-", "_")
+    if not values:
+        raise ValueError(f"--param {text}: give a name and its values, {_EXAMPLES}")
+    refuse_unknown("--param", [name], options)
+    if found := _NUMBERS.fullmatch(values):
+        ends = [check(_flags({name: end})).options[name] for end in (found["low"], found["high"])]
+        low, high = (end if isinstance(end, int | float) else math.nan for end in ends)
+        log = found["log"] is not None
+        if not (low < high and math.isfinite(high - low) and (low > 0 or not log)):
+            above = " above 0" if log else ""
+            raise ValueError(f"--param {text}: expected two numbers{above}, the lower one first")
+        return Space(name, values, "int" if all(isinstance(end, int) for end in ends) else "float", low, high, log)
+    choices = tuple(values.split("|"))
+    for choice in choices:
+        check(_flags({name: choice}))
+    return Space(name, values, "choice", choices=choices)
+
+
+def _flags(params: Mapping[str, Any]) -> list[str]:
+    """Return values as words of the command line: `--hidden 32 32`, `--no-dueling`, `--gamma=0.99`."""
+    words: list[str] = []
+    for name, value in params.items():
+        text = str(value).strip()
+        if text in ("true", "false"):
+            words.append(written(name if text == "true" else f"no_{name}", True))
+        elif text.startswith("["):
+            words += [written(name, True), *(part.strip() for part in text.strip("[]").split(","))]
+        else:
+            words.append(f"{written(name, True)}={text}")
+    return words
+
+
+def _difference(earlier: Any, now: Any) -> tuple[Any, Any]:
+    """Return two values, or only the entries in which two dictionaries differ."""
+    if not isinstance(earlier, dict) or not isinstance(now, dict):
+        return earlier, now
+    names = [name for name in {**earlier, **now} if earlier.get(name) != now.get(name)]
+    return {name: earlier.get(name) for name in names}, {name: now.get(name) for name in names}
+
+
+def _import_optuna() -> Any:
+    try:
+        import optuna  # pyright: ignore[reportMissingImports]  # optional
+    except ImportError as error:
+        raise ImportError("rein sweep needs Optuna: pip install 'rein-rl[sweep]', or pip install optuna") from error
+    return optuna
