@@ -3,8 +3,8 @@ from rein.envs import gymnasium as gymnasium
 from rein.envs import probes as probes
 from rein.envs import wrappers as wrappers
 from rein.envs.acrobot import Acrobot as Acrobot
+from rein.envs.base.games import TurnBasedGame as TurnBasedGame
 from rein.envs.base.self_play import SelfPlay as SelfPlay
-from rein.envs.base.self_play import TurnBasedGame as TurnBasedGame
 from rein.envs.base.simulation import SimulatedEnvironment as SimulatedEnvironment
 from rein.envs.base.worlds import SimulatedWorlds as SimulatedWorlds
 from rein.envs.cartpole import CartPole as CartPole
@@ -18,6 +18,7 @@ from rein.envs.mountain_car import MountainCarContinuous as MountainCarContinuou
 from rein.envs.navigation import Navigation as Navigation
 from rein.envs.pendulum import Pendulum as Pendulum
 from rein.envs.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
+from rein.envs.pettingzoo_game import PettingZooGame as PettingZooGame
 from rein.envs.tensors import TensorEnvironment as TensorEnvironment
 from rein.envs.tictactoe import TicTacToe as TicTacToe
 from rein.envs.turtleworld import Turtleworld as Turtleworld

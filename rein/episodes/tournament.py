@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rein.envs.base.self_play import TurnBasedGame
+from rein.envs.base.games import Game, Games
 from rein.episodes.evaluation import greedy_policy
 from rein.ops.elo import elo_ratings
 from rein.ops.random import stream_seed
@@ -48,15 +48,16 @@ class Tournament(NamedTuple):
         return "\n".join(lines)
 
 
-def tournament(policies: Mapping[str, Any], game: TurnBasedGame, episodes: int = 100, *, seed: int = 0) -> Tournament:
-    """Play games between all pairs of policies.
+def tournament(policies: Mapping[str, Any], game: Game, episodes: int = 100, *, seed: int = 0) -> Tournament:
+    """Play games between all pairs of policies. The player with the higher return wins a game.
 
-    Each policy moves first in half of the games of a pair. Agents play with their greedy policies. Two policies without
-    randomness play the same two games again and again: give `agent.policy(deterministic=False)` to sample actions.
+    Each policy is the first player in half of the games of a pair. Agents play with their greedy policies. Two policies
+    without randomness play the same two games again and again: give `agent.policy(deterministic=False)` to sample
+    actions.
 
     Args:
         policies: policies or agents by name, at least two.
-        game: game of two players.
+        game: game of two players, a `rein.envs.TurnBasedGame` or a `rein.envs.PettingZooGame`.
         episodes: games of each pair, rounded up to an even number.
         seed: seed of the starts of the games.
     """
@@ -68,29 +69,37 @@ def tournament(policies: Mapping[str, Any], game: TurnBasedGame, episodes: int =
     seed_N = torch.tensor(
         [stream_seed(seed, "tournament", n) for n in range(-(-episodes // 2))], dtype=torch.int64, device="cpu"
     )
+    games = game.games(len(seed_N), torch.device("cpu"))
     with torch.inference_mode(False), torch.no_grad():
         for i in range(len(names)):
             for j in range(len(names)):
                 if i != j:
-                    result_N = _play(game, (acting[i], acting[j]), seed_N)
+                    result_N = _play(games, (acting[i], acting[j]), seed_N)
                     wins_PP[i, j] += int((result_N > 0).sum())
                     wins_PP[j, i] += int((result_N < 0).sum())
                     draws = int((result_N == 0).sum())
                     draws_PP[i, j] += draws
                     draws_PP[j, i] += draws
+    games.close()
     return Tournament(names, wins_PP, draws_PP)
 
 
-def _play(game: TurnBasedGame, players: tuple[Policy, Policy], seed_N: Tensor) -> Tensor:
-    """Return the results (N,) of games: the reward of the player who moved first."""
-    state, result_N = game.initial_state(seed_N), torch.zeros(len(seed_N), dtype=torch.float32, device=seed_N.device)
-    open_N, sign = torch.ones_like(seed_N, dtype=torch.bool), 1.0
+def _play(games: Games, players: tuple[Policy, Policy], seed_N: Tensor) -> Tensor:
+    """Return the results (N,) of games: the return of the first player minus that of the second player."""
+    row_N = torch.arange(len(seed_N), device="cpu")
+    result_N = torch.zeros(len(seed_N), dtype=torch.float32, device="cpu")
+    open_N = torch.ones_like(seed_N, dtype=torch.bool)
+    games.begin(row_N, seed_N)
     for player in players:
         player.reset()
     while bool(open_N.any()):
-        action_N, _ = players[0].select_action(game.observe(state))
-        moved, reward_N, over_N = game.play(state, action_N)
-        result_N = torch.where(open_N, sign * reward_N, result_N)
-        open_N, state = open_N & ~over_N, moved
-        players, sign = (players[1], players[0]), -sign
+        player_N = games.player
+        observation = games.observe(row_N, player_N)
+        for number, player in enumerate(players):
+            if bool((turn_N := open_N & (player_N == number)).any()):
+                action_N, _ = player.select_action(observation)
+                row_R = turn_N.nonzero().flatten()
+                reward_R2, terminated_R, truncated_R = games.play(row_R, action_N[row_R])
+                result_N[row_R] += reward_R2[:, 0] - reward_R2[:, 1]
+                open_N[row_R] = ~(terminated_R | truncated_R)
     return result_N

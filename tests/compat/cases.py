@@ -193,3 +193,17 @@ def mpe2(num_envs: int, seed: int) -> Any:
     import rein
 
     return rein.PettingZooEnvironment(simple_spread_v3.parallel_env, worlds=num_envs, seed=seed)
+
+
+@case(
+    "pettingzoo",
+    "`rein.SelfPlay(connect_four_v3.env, num_envs=8)`",
+    requirements=("pettingzoo", "pygame-ce"),
+    limits="needs `pygame-ce`, which the extra `classic` installs",
+)
+def pettingzoo(num_envs: int, seed: int) -> Any:
+    from pettingzoo.classic import connect_four_v3
+
+    import rein
+
+    return rein.SelfPlay(connect_four_v3.env, num_envs, seed=seed)

@@ -1,55 +1,28 @@
-"""Turn-based games of two players, and the environment in which an agent learns to play them.
+"""Environment in which an agent learns to play a turn-based game of two players.
 
-Shapes: N games, P starts of games, R games in which the opponent moves, S a state, A actions.
+Shapes: N games, R games in which one player moves, A actions, C numbers of a carry.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.contract import check_action, checked_num_envs, restored
+from rein.envs.base.games import Game
 from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.spaces import representation
+from rein.envs.pettingzoo_game import PettingZooGame
 from rein.errors import EnvironmentContractError
 from rein.networks.reserved import mask_of
 from rein.ops.random import integers, uniform
-from rein.ops.trees import checked_device
+from rein.ops.trees import checked_device, map_tree
 from rein.types import TimeStep, Tree
 
 _SEAT, _OPPONENT, _MOVES = 0, 1, 2  # counters of the random numbers of an episode
-
-
-class TurnBasedGame(ABC):
-    """Base class of zero-sum games of two players who move in turn. All methods are pure functions on N games.
-
-    Observations are a Dict with the entries `observation` and `action_mask`, both from the point of view of the player
-    to move. Agents are built from a game as from an environment, `rein.PPO(game)`.
-    """
-
-    single_observation_space: spaces.Dict
-    single_action_space: spaces.Discrete
-
-    @abstractmethod
-    def initial_state(self, seeds: Tensor, /) -> Tensor:
-        """Return the first states `(P, *S)` of the games with these seeds (P,) int64."""
-
-    @abstractmethod
-    def observe(self, state: Tensor, /) -> dict[str, Tensor]:
-        """Return the observations of the players to move, with `action_mask` (N, A)."""
-
-    @abstractmethod
-    def play(self, state: Tensor, action: Tensor, /) -> tuple[Tensor, Tensor, Tensor]:
-        """Play one move in each game. Return new tensors.
-
-        Returns:
-            next state `(N, *S)`, reward (N,) float32 of the player who moved, over (N,) bool.
-        """
 
 
 class Opponents(Protocol):
@@ -75,15 +48,29 @@ class Opponents(Protocol):
         ...
 
 
+class _Result(NamedTuple):
+    """Result of the moves in a step, updated in place."""
+
+    reward_N: Tensor  # of the agent
+    terminated_N: Tensor
+    truncated_N: Tensor
+
+    @property
+    def over_N(self) -> Tensor:
+        return self.terminated_N | self.truncated_N
+
+
 class SelfPlay:
     """N games against opponents who move inside of the step. Each row is a game of the learning agent.
 
-    The agent moves first or second with equal probability. Its opponent is one of `opponents`, or moves at random, all
-    with equal probability. Both are drawn for each episode. The reward is that of the game: usually 1 for a win, 0 for
-    a draw and -1 for a loss.
+    The agent is the first or the second player with equal probability. Its opponent is one of `opponents`, or moves at
+    random, all with equal probability. Both are drawn for each episode. The reward is that of the agent since its last
+    move: usually 1 for a win, 0 for a draw and -1 for a loss. If an opponent ends a game before the first move of the
+    agent, the next episode begins at once.
 
     Args:
-        game: game of two players.
+        game: game of two players: a `TurnBasedGame`, a `PettingZooGame`, or a function that returns an AEC environment
+            of PettingZoo.
         num_envs: number of games N.
         opponents: pool of opponents. By default all opponents move at random.
         seed: random seed of all games. By default it is drawn at the first reset.
@@ -93,23 +80,27 @@ class SelfPlay:
     @torch.inference_mode(False)
     def __init__(
         self,
-        game: TurnBasedGame,
+        game: Game | Callable[[], Any],
         num_envs: int = 16,
         *,
         opponents: Opponents | None = None,
         seed: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.game, self.opponents = game, opponents
+        self.game: Game = game if hasattr(game, "games") else PettingZooGame(game)  # type: ignore[assignment, arg-type]
+        self.opponents = opponents
         self.num_envs = checked_num_envs(num_envs, "SelfPlay")
         self.device = checked_device(device)
-        self.single_observation_space: Any = game.single_observation_space
-        self.single_action_space: Any = game.single_action_space
+        self.single_observation_space: Any = self.game.single_observation_space
+        self.single_action_space: Any = self.game.single_action_space
         self._seeds = EpisodeSeeds(self.num_envs, seed, self.device)
-        self._opponent_N = torch.full((num_envs,), -1, dtype=torch.int64, device=self.device)  # -1 moves at random
-        self._moves_N = torch.zeros_like(self._opponent_N)  # of the opponent in this episode
+        self._row_N = torch.arange(self.num_envs, device=self.device)
+        self._opponent_N = torch.full_like(self._row_N, -1)  # -1 moves at random
+        self._seat_N = torch.zeros_like(self._row_N)
+        self._moves_N = torch.zeros_like(self._row_N)  # of the opponent in this episode
         self._carry_NC: Tensor | None = None  # memory of recurrent opponents
-        self._state = game.initial_state(torch.zeros_like(self._opponent_N))
+        self._games = self.game.games(self.num_envs, self.device)
+        self._observation: Tree = None  # the current observation; None before the first reset
 
     @property
     def seed(self) -> int | None:
@@ -128,13 +119,13 @@ class SelfPlay:
 
     @property
     def seats(self) -> Tensor:
-        """(N,) int64: 0 in episodes in which the agent moves first, and 1 in the others."""
-        return integers(self.episode_seeds, _SEAT, 2)
+        """(N,) int64: 0 in episodes in which the agent is the first player, and 1 in the others."""
+        return self._seat_N
 
     @property
     def config(self) -> dict[str, Any]:
         """Constructor options, as JSON values."""
-        return {"game": type(self.game).__name__, "num_envs": self.num_envs, "seed": self.seed}
+        return {"game": self.game.name, "num_envs": self.num_envs, "seed": self.seed}
 
     def reset(self, seed: int | None = None) -> Tree:
         """Begin the next episode of every game, from episode 0 if `seed` is given. Returns the observation."""
@@ -151,83 +142,99 @@ class SelfPlay:
 
         Raises RuntimeError before the first reset, and EnvironmentContractError for a move that is not valid.
         """
-        if not self._seeds.started:
+        if self._observation is None:
             raise RuntimeError("SelfPlay.apply_action: call reset() first")
         check_action(action, self.num_envs, self.single_action_space)
-        _check_moves(self.game.observe(self._state), action)
-        self._state, reward_N, over_N = self.game.play(self._state, action)
-        reward_N, over_N = self._respond(~over_N, reward_N.clone(), over_N.clone())
-        final_observation = observation = self.game.observe(self._state)
+        result = self._no_result()
+        self._play(self._row_N, self._observation, action, result)
+        self._respond(self._row_N >= 0, result)
+        over_N = result.over_N
+        final_observation = self._observation = self._games.observe(self._row_N, self._seat_N)
         if bool(over_N.any()):
             self._begin(over_N, self._seeds.advance(over_N))
-            observation = self.game.observe(self._state)
-        ends = over_N, torch.zeros_like(over_N)
-        return TimeStep(observation, reward_N, *ends, final_observation)
+            row_R = over_N.nonzero().flatten()
+            first = self._games.observe(row_R, self._seat_N[row_R])
+            self._observation = map_tree(lambda x, new: x.index_copy(0, row_R, new), final_observation, first)
+        return TimeStep(self._observation, *result, final_observation)
 
     def reseed(self, seed: int) -> None:
         """Set the random seed. Raises RuntimeError after the first reset."""
         self._seeds.reseed(seed)
 
     def close(self) -> None:
-        """Do nothing: the environment holds no resources."""
+        """Close the environments of PettingZoo. A second call does nothing."""
+        self._games.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the games, and the state of the opponents."""
-        state = {"seeds": self._seeds.state_dict(), "state": self._state, "opponent": self._opponent_N}
+        state = {"seeds": self._seeds.state_dict(), "games": self._games.state_dict(), "opponent": self._opponent_N}
         opponents = {} if self.opponents is None else {"opponents": self.opponents.state_dict()}
         return {**state, "moves": self._moves_N, "carry": self._carry_NC, **opponents}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the result of `state_dict`. Raises ValueError for another number of games."""
-        games, opponent_N, moves_N = (
-            restored(state, name, like)
-            for name, like in (("state", self._state), ("opponent", self._opponent_N), ("moves", self._moves_N))
-        )
+        """Load the result of `state_dict`. The moves of open games of PettingZoo are repeated.
+
+        Raises ValueError for another number of games, and EnvironmentContractError if a repeated game differs.
+        """
+        opponent_N, moves_N = (restored(state, name, self._row_N) for name in ("opponent", "moves"))
         self._seeds.load_state_dict(state["seeds"])
+        self._games.load_state_dict(state["games"])
         if self.opponents is not None:
             self.opponents.load_state_dict(state["opponents"])
-        self._state, self._opponent_N, self._moves_N = games, opponent_N, moves_N
+        self._seat_N, self._opponent_N, self._moves_N = integers(self.episode_seeds, _SEAT, 2), opponent_N, moves_N
         self._carry_NC = None if state["carry"] is None else state["carry"].to(self.device, copy=True)
+        self._observation = self._games.observe(self._row_N, self._seat_N) if self._seeds.started else None
 
     def __repr__(self) -> str:
-        return representation(self, type(self.game).__name__, f"num_envs={self.num_envs}")
+        return representation(self, self.game.name, f"num_envs={self.num_envs}")
+
+    def _no_result(self) -> _Result:
+        over_N = torch.zeros_like(self._row_N, dtype=torch.bool)
+        return _Result(torch.zeros_like(self._row_N, dtype=torch.float32), over_N, over_N.clone())
 
     def _begin_all(self, seed_N: Tensor) -> Tree:
-        self._begin(torch.ones_like(seed_N, dtype=torch.bool), seed_N)
-        return self.game.observe(self._state)
+        self._begin(self._row_N >= 0, seed_N)
+        self._observation = self._games.observe(self._row_N, self._seat_N)
+        return self._observation
 
     def _begin(self, mask_N: Tensor, seed_N: Tensor) -> None:
-        """Begin episodes where the mask is True, with the first move of opponents who move first."""
+        """Begin episodes where the mask is True, with the first moves of opponents who move first."""
         row_R = mask_N.nonzero().flatten()
-        self._state, self._moves_N = self._state.clone(), self._moves_N.masked_fill(mask_N, 0)
-        self._state[row_R] = self.game.initial_state(seed_N[row_R])
+        self._games.begin(row_R, seed_N[row_R])
+        self._seat_N = integers(self.episode_seeds, _SEAT, 2)
         count = 0 if self.opponents is None else len(self.opponents)
         drawn_N = integers(seed_N, _OPPONENT, count + 1) - 1
         self._opponent_N = torch.where(mask_N, drawn_N, self._opponent_N)
+        self._moves_N = self._moves_N.masked_fill(mask_N, 0)
         if self._carry_NC is not None:
             self._carry_NC = self._carry_NC.masked_fill(mask_N[:, None], 0.0)
-        zero_N = torch.zeros_like(mask_N, dtype=torch.float32)
-        self._respond(mask_N & (self.seats == 1), zero_N, torch.zeros_like(mask_N))
+        result = self._no_result()
+        self._respond(mask_N, result)
+        if bool(result.over_N.any()):
+            self._begin(result.over_N, self._seeds.advance(result.over_N))
 
-    def _respond(self, mask_N: Tensor, reward_N: Tensor, over_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Play the moves of opponents where the mask is True. Update and return rewards and ends."""
-        for index in self._opponent_N[mask_N].unique().tolist():
-            row_R = (mask_N & (self._opponent_N == index)).nonzero().flatten()
-            observation = self.game.observe(self._state[row_R])
-            if index < 0 or self.opponents is None:
-                action_R = self._random(row_R, observation)
-            else:
-                action_R = self._select(self.opponents, index, observation, row_R)
-            moved, reward_R, over_R = self.game.play(self._state[row_R], action_R)
-            self._state = self._state.index_copy(0, row_R, moved)
-            reward_N[row_R], over_N[row_R] = -reward_R, over_R
-        self._moves_N = self._moves_N + mask_N
-        return reward_N, over_N
+    def _respond(self, mask_N: Tensor, result: _Result) -> None:
+        """Play the moves of opponents where the mask is True, until the agent is to move or the game is over."""
+        while bool((turn_N := mask_N & ~result.over_N & (self._games.player != self._seat_N)).any()):
+            for index in self._opponent_N[turn_N].unique().tolist():
+                row_R = (turn_N & (self._opponent_N == index)).nonzero().flatten()
+                observation = self._games.observe(row_R, 1 - self._seat_N[row_R])
+                self._play(row_R, observation, self._select(index, row_R, observation), result)
+            self._moves_N = self._moves_N + turn_N
 
-    def _select(self, opponents: Opponents, index: int, observation: Tree, row_R: Tensor) -> Tensor:
+    def _play(self, row_R: Tensor, observation: Tree, action_R: Tensor, result: _Result) -> None:
+        """Play valid moves, and add their rewards and ends to the result."""
+        _check_moves(row_R, observation, action_R)
+        reward_R2, terminated_R, truncated_R = self._games.play(row_R, action_R)
+        result.reward_N[row_R] += reward_R2.gather(1, self._seat_N[row_R, None]).squeeze(1)
+        result.terminated_N[row_R], result.truncated_N[row_R] = terminated_R, truncated_R
+
+    def _select(self, index: int, row_R: Tensor, observation: Tree) -> Tensor:
         """Return the actions (R,) of one opponent, and keep its carry."""
+        if index < 0 or self.opponents is None:
+            return self._random(row_R, observation)
         carry_RC = None if self._carry_NC is None else self._carry_NC[row_R]
-        action_R, carry_RC = opponents.select_action(index, observation, carry_RC)
+        action_R, carry_RC = self.opponents.select_action(index, observation, carry_RC)
         if carry_RC is not None:
             if self._carry_NC is None:
                 self._carry_NC = carry_RC.new_zeros(self.num_envs, carry_RC.shape[1])
@@ -243,12 +250,13 @@ class SelfPlay:
         return number_RA.masked_fill(~mask_RA, -1.0).argmax(1)
 
 
-def _check_moves(observation: Tree, action: Tensor) -> None:
-    """Raise EnvironmentContractError if a move (N,) is not valid."""
-    mask_NA: Any = mask_of(observation)
-    valid_N = mask_NA.gather(1, action[:, None]).squeeze(1)
-    if not bool(valid_N.all()):
-        row = int((~valid_N).nonzero()[0])
+def _check_moves(row_R: Tensor, observation: Tree, action_R: Tensor) -> None:
+    """Raise EnvironmentContractError if a move (R,) is not valid."""
+    mask_RA: Any = mask_of(observation)
+    valid_R = mask_RA.gather(1, action_R[:, None]).squeeze(1)
+    if not bool(valid_R.all()):
+        wrong = (~valid_R).nonzero()[0]
+        row, action = int(row_R[wrong]), int(action_R[wrong])
         raise EnvironmentContractError(
-            f"action, environment {row}: expected a move that action_mask allows, got {int(action[row])}"
+            f"action, environment {row}: expected a move that action_mask allows, got {action}"
         )

@@ -1,0 +1,308 @@
+"""Self-play in PettingZoo's turn-based games. Tests with the package itself are skipped if it is missing."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import rein
+from rein.episodes.random_policy import RandomPolicy
+from rein.errors import EnvironmentContractError
+from rein.testing import EnvironmentContract
+from rein.testing.stateful import copy_state, first_difference
+
+
+class Nim:
+    """Game of PettingZoo: players in turn take 1 to 3 of at most 12 stones, and the one who takes the last stone wins.
+
+    Args:
+        mask_in: the place of the action mask, "observation" or "info".
+        again: whether a player who takes 3 stones moves again.
+        limit: moves after which the game is truncated.
+        players: number of players.
+    """
+
+    metadata: dict[str, Any] = {"is_parallelizable": False}  # noqa: RUF012
+
+    def __init__(self, mask_in: str = "observation", again: bool = False, limit: int = 99, players: int = 2) -> None:
+        self.mask_in, self.again, self.limit = mask_in, again, limit
+        self.possible_agents = [f"player_{number}" for number in range(players)]
+        self.closed = False
+
+    def observation_space(self, name: str) -> spaces.Space[Any]:
+        stones = spaces.Box(0, 12, (2,), np.int8)
+        mask = {"action_mask": spaces.Box(0, 1, (3,), np.int8)} if self.mask_in == "observation" else {}
+        return spaces.Dict({"observation": stones, **mask})
+
+    def action_space(self, name: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.stones, self.moves = int(np.random.default_rng(seed).integers(5, 12, endpoint=True)), 0
+        self.agents, self.turns = [*self.possible_agents], itertools.cycle(self.possible_agents)
+        self.agent_selection = next(self.turns)
+        self.terminations, self.truncations = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, False)
+        self._settle(None)
+
+    def observe(self, name: str) -> dict[str, np.ndarray]:
+        mask = {"action_mask": self._mask(name)} if self.mask_in == "observation" else {}
+        return {"observation": np.array([self.stones, self.possible_agents.index(name)], np.int8), **mask}
+
+    def step(self, action: int) -> None:
+        name = self.agent_selection
+        assert not self.terminations[name]
+        assert self._mask(name)[action]
+        self.stones, self.moves = self.stones - action - 1, self.moves + 1
+        if action < 2 or not self.again:
+            self.agent_selection = next(self.turns)
+        self._settle(name)
+
+    def _settle(self, mover: str | None) -> None:
+        over = self.stones == 0
+        self.rewards = {name: (1 if name == mover else -1) if over else 0 for name in self.agents}
+        self.terminations = dict.fromkeys(self.agents, over)
+        self.truncations = dict.fromkeys(self.agents, self.moves >= self.limit and not over)
+        masks = {} if self.mask_in == "observation" else {"action_mask": self._mask(self.agent_selection)}
+        self.infos = {name: masks if name == self.agent_selection else {} for name in self.agents}
+
+    def _mask(self, name: str) -> np.ndarray:
+        return ((np.arange(3) < self.stones) & (name == self.agent_selection)).astype(np.int8)
+
+    def agent_iter(self) -> Any:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("mask_in", ["observation", "info"])
+class TestNim(EnvironmentContract):
+    steps = 40
+
+    @pytest.fixture(autouse=True)
+    def _variant(self, mask_in: str) -> None:
+        self.mask_in = mask_in
+
+    def make(self, num_envs: int, seed: int | None) -> Any:
+        return rein.SelfPlay(rein.envs.PettingZooGame(Nim, mask_in=self.mask_in), num_envs, seed=seed)
+
+
+def nim(num_envs: int, seed: int = 0, **options: Any) -> Any:
+    return rein.SelfPlay(rein.envs.PettingZooGame(Nim, **options), num_envs, seed=seed)
+
+
+def random_steps(env: Any, steps: int) -> Iterator[Any]:
+    policy, observation = RandomPolicy(env.single_action_space, seed=0), env.reset()
+    for _ in range(steps):
+        step = env.apply_action(policy.select_action(observation)[0])
+        yield step
+        observation = step.observation
+
+
+def test_function_is_accepted_in_place_of_a_game() -> None:
+    env = rein.SelfPlay(Nim, num_envs=3, seed=0)
+    assert first_difference([*random_steps(env, 20)], [*random_steps(nim(3), 20)]) is None
+    assert env.config["game"].endswith("test_pettingzoo_game:Nim")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_observations_are_those_of_the_agent_when_it_is_to_move(again: bool) -> None:
+    env = nim(64, again=again)
+    seats: list[torch.Tensor] = []
+    for step in random_steps(env, 30):
+        assert torch.equal(step.observation["observation"][:, 1].long(), env.seats)
+        assert step.observation["action_mask"].any(1).all()
+        assert not seats or torch.equal(step.final_observation["observation"][:, 1].long(), seats[-1])
+        seats.append(env.seats)
+    assert 0.4 < float(torch.cat(seats).double().mean()) < 0.6
+
+
+def test_reward_is_that_of_the_agent_since_its_last_move() -> None:
+    for step in random_steps(nim(64), 30):
+        over = step.terminated
+        assert torch.equal(step.reward != 0, over)
+        assert not step.final_observation["observation"][over, 0].any()
+        assert {*step.reward[over].tolist()} <= {1.0, -1.0}
+
+
+def test_agent_and_opponents_may_move_again() -> None:
+    steps = [*random_steps(nim(64, again=True), 30)]
+    before = [step.observation["observation"][:, 0] for step in steps]
+    taken = [a - b.final_observation["observation"][:, 0] for a, b in zip(before, steps[1:], strict=False)]
+    assert any((x == 3).any() for x in taken)  # the agent took 3 stones and is to move
+    assert any((x > 6).any() for x in taken)  # the opponent moved more than once
+
+
+def test_game_that_an_opponent_ends_before_the_first_move_of_the_agent_is_not_an_episode() -> None:
+    env = nim(200, again=True, limit=1)
+    first = env.reset()
+    assert not env.seats.any()
+    assert (first["observation"][:, 0] >= 5).all()
+
+
+def test_truncated_games_are_truncated() -> None:
+    steps = [*random_steps(nim(16, limit=3), 10)]
+    assert any(step.truncated.any() for step in steps)
+    for step in steps:
+        assert not (step.truncated & step.terminated).any()
+        assert not step.reward[step.truncated].any()
+
+
+def test_run_against_snapshots_resumes_bit_for_bit() -> None:
+    def parts(seed: int = 0) -> Any:
+        game = rein.envs.PettingZooGame(Nim)
+        core = functools.partial(rein.networks.GRU, features=8)
+        agent = rein.PPO(game, rollout_steps=8, minibatches=2, hidden=(8,), core=core, seed=seed)
+        pool = rein.OpponentPool(agent, size=2)
+        env = rein.SelfPlay(game, 8, opponents=pool, seed=seed)
+        loop = rein.training_loop(agent, env, seed=seed, iterations=9)
+        loop.epoch_ended(lambda state: pool.add())
+        return agent, env, loop
+
+    agent, env, loop = parts()
+    loop.run(epochs=3)
+    state = copy_state(loop.state_dict())
+    loop.run(epochs=5)
+    again, env_again, resumed = parts(1)
+    resumed.load_state_dict(state)
+    resumed.run(epochs=5)
+    assert first_difference(agent.state_dict(), again.state_dict()) is None
+    assert first_difference(env.state_dict(), env_again.state_dict()) is None
+
+
+def test_game_that_its_seed_does_not_reproduce_is_refused_at_a_resume() -> None:
+    starts = itertools.count()
+
+    class Unseeded(Nim):
+        def reset(self, seed: int | None = None, options: Any = None) -> None:
+            super().reset(next(starts))
+
+    env, other = (rein.SelfPlay(Unseeded, 8, seed=0) for _ in range(2))
+    env.reset()
+    with pytest.raises(EnvironmentContractError, match="did not reproduce observation"):
+        other.load_state_dict(env.state_dict())
+
+
+def test_agent_learns_to_win_more_games() -> None:
+    env = nim(16)
+    agent = rein.PPO(env, rollout_steps=16, learning_rate=1e-2, gamma=1.0, hidden=(32,), seed=0)
+    before = rein.evaluate(agent, nim(64, seed=1), 256).mean_return
+    rein.train(agent, env, epochs=1, iterations=80, progress=False)
+    assert rein.evaluate(agent, nim(64, seed=1), 256).mean_return > before + 0.2
+
+
+def test_tournament_of_games_of_pettingzoo() -> None:
+    class Optimal:
+        """Leaves a multiple of 4 stones."""
+
+        def select_action(self, observation: Any) -> Any:
+            return (observation["observation"][:, 0].long() % 4 - 1).clamp(min=0), {}
+
+        def reset(self, mask: Any = None) -> None:
+            pass
+
+    game = rein.envs.PettingZooGame(Nim)
+    result = rein.tournament({"optimal": Optimal(), "random": RandomPolicy(game.single_action_space, seed=0)}, game, 60)
+    assert int(result.wins.sum()) == 60
+    assert not result.draws.any()
+    assert int(result.wins[0, 1]) > 50
+
+
+def test_tournament_with_players_who_move_again_counts_each_game() -> None:
+    game = rein.envs.PettingZooGame(Nim, again=True)
+    policies = {name: RandomPolicy(game.single_action_space, seed=k) for k, name in enumerate("ab")}
+    assert int(rein.tournament(policies, game, 40).wins.sum()) == 40
+
+
+def test_error_of_a_game_has_a_note_with_its_row_and_seed() -> None:
+    class Failing(Nim):
+        def step(self, action: int) -> None:
+            raise ZeroDivisionError
+
+    env = rein.SelfPlay(Failing, 1, seed=0)
+    with pytest.raises(ZeroDivisionError) as raised:
+        for _ in range(20):
+            env.apply_action(env.reset()["action_mask"].argmax(1))
+    assert f"episode seed {int(env.episode_seeds)}" in raised.value.__notes__[0]
+
+
+def test_close_closes_all_environments() -> None:
+    made: list[Nim] = []
+
+    def make() -> Nim:
+        made.append(Nim())
+        return made[-1]
+
+    env = rein.SelfPlay(make, 3, seed=0)
+    env.close()
+    env.close()
+    assert len(made) == 4
+    assert all(one.closed for one in made)
+
+
+class Differing(Nim):
+    def action_space(self, name: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3 if name == "player_0" else 4)
+
+
+class Continuous(Nim):
+    def action_space(self, name: str) -> spaces.Space[Any]:
+        return spaces.Box(0.0, 1.0, (1,))
+
+
+class Simultaneous(Nim):
+    metadata = {"is_parallelizable": True}  # noqa: RUF012
+
+
+class Parallel:
+    possible_agents = ("a", "b")
+    observe = None
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (functools.partial(Nim, players=3), ValueError, "game of 2 players, got 3"),
+        (Parallel, TypeError, "a parallel environment, and must return an AEC environment"),
+        (dict, TypeError, "must return an AEC environment"),
+        (Simultaneous, TypeError, "act at the same time"),
+        (Differing, TypeError, "differ"),
+        (Continuous, TypeError, "Discrete from 0"),
+    ],
+)
+def test_environment_that_is_not_a_game_of_two_players_is_refused(make: Any, error: Any, text: str) -> None:
+    def made() -> Any:
+        return make()
+
+    with pytest.raises(error, match=text):
+        rein.SelfPlay(made)
+
+
+class TestTicTacToe(EnvironmentContract):
+    num_envs = 2
+    steps = 40
+    different_starts = 1
+
+    def make(self, num_envs: int, seed: int | None) -> Any:
+        module = pytest.importorskip("pettingzoo.classic.tictactoe_v3")
+        return rein.SelfPlay(module.env, num_envs, seed=seed)
+
+
+def test_tic_tac_toe_of_pettingzoo_equals_that_of_rein() -> None:
+    module = pytest.importorskip("pettingzoo.classic.tictactoe_v3")
+    env, native = rein.SelfPlay(module.env, 8, seed=0), rein.SelfPlay(rein.envs.TicTacToe(), 8, seed=0)
+    board, expected = env.reset(), native.reset()
+    for _ in range(30):
+        assert torch.equal(board["observation"].permute(0, 3, 1, 2).flatten(1), expected["observation"])
+        action = expected["action_mask"].argmax(1)
+        step, native_step = env.apply_action(action), native.apply_action(action)
+        assert torch.equal(step.reward, native_step.reward)
+        assert torch.equal(step.terminated, native_step.terminated)
+        board, expected = step.observation, native_step.observation
