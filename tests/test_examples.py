@@ -98,6 +98,16 @@ class TestOwnReplay(CartPoleContract):
     options: ClassVar[dict[str, Any]] = {"learning_starts": 100, "batch_size": 16}
 
 
+CHASE = runpy.run_path(str(FOLDER / "multi_agent.py"))["Chase"]
+
+
+class TestMultiAgent(EnvironmentContract):
+    steps = 20
+
+    def make(self, num_envs: int, seed: int | None) -> Any:
+        return CHASE(num_envs, seed=seed, max_episode_steps=9)
+
+
 CART = runpy.run_path(str(FOLDER / "own_environment.py"))["Cart"]
 
 
