@@ -55,7 +55,7 @@ class JaxEnvironment:
     Raises:
         ImportError: if JAX is not installed.
         ValueError: if the environment is vectorized already or resets itself.
-        TypeError: if a space cannot be converted to tensors.
+        TypeError: if `env` has neither interface, or if a space cannot be converted to tensors.
 
     Example::
 
@@ -67,6 +67,11 @@ class JaxEnvironment:
 
     def __init__(self, env: Any, params: Any = None, num_envs: int = 16, seed: int | None = None) -> None:
         self._jax = _imported()
+        if not (hasattr(env, "reset") and hasattr(env, "step")):
+            raise TypeError(
+                f"JaxEnvironment: expected an environment of gymnax or Brax, got {env!r:.80}; gymnax.make returns two "
+                "arguments: JaxEnvironment(*gymnax.make(id))"
+            )
         self.env = env
         self.num_envs = checked_num_envs(num_envs, type(self).__name__)
         interface: _Gymnax | _Brax = _Gymnax(env) if hasattr(env, "action_space") else _Brax(env)
@@ -83,6 +88,7 @@ class JaxEnvironment:
         self._begin, self._step = (functools.partial(compiled, interface, self.params) for compiled in _compiled())
         self._state: Any = None
         self._steps_N: Any = None
+        self._checked = False
 
     @property
     def seed(self) -> int | None:
@@ -116,12 +122,14 @@ class JaxEnvironment:
     def apply_action(self, action: Tree) -> TimeStep:
         """Step every environment with actions `(N, *A)`, and reset those whose episode ended.
 
-        Raises RuntimeError before the first reset and EnvironmentContractError for an action of another shape.
+        Raises RuntimeError before the first reset and EnvironmentContractError for an action of another shape. The
+        values of the first action are checked, too.
         """
         if self._state is None:
             raise RuntimeError(f"{type(self).__name__}: call reset() before apply_action()")
-        if not isinstance(action, Tensor) or action.shape != self._action_shape:
+        if not self._checked or not isinstance(action, Tensor) or action.shape != self._action_shape:
             check_action(action, self.num_envs, self.single_action_space)
+            self._checked = True
         place_N, seed_P = self._seeds.table()
         if seed_P is not self._table[0]:
             self._table = seed_P, self._array(seed_P.to(torch.int32))
@@ -158,6 +166,8 @@ class JaxEnvironment:
             _, like = self._jax.eval_shape(self._begin, self._jax.numpy.zeros(self.num_envs, "int32"))
             steps = self._jax.ShapeDtypeStruct((self.num_envs,), "int32")
             parts, structure = self._jax.tree.flatten((like, steps))
+            if len(parts) != len(state["state"]):
+                raise ValueError(f"the state has {len(state['state'])} arrays, this environment {len(parts)}")
             arrays = [self._restored(x, part) for x, part in zip(state["state"], parts, strict=True)]
             self._state, self._steps_N = self._jax.tree.unflatten(structure, arrays)
 

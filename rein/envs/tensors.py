@@ -134,13 +134,14 @@ class TensorEnvironment:
     def apply_action(self, action: Tree) -> TimeStep:
         """Step every environment with actions `(N, *A)`.
 
-        Raises RuntimeError before the first reset and EnvironmentContractError for an action of another shape, or if
-        the first step does not return tensors of the right kind.
+        Raises RuntimeError before the first reset and EnvironmentContractError for an action of another shape. The
+        first step also checks the kinds of the returned tensors and, on the CPU, the values of the action.
         """
         previous = self._observation
         if previous is None:
             raise RuntimeError(f"{type(self).__name__}: call reset() before apply_action()")
-        if not isinstance(action, Tensor) or action.shape != self._action_shape:
+        unseen = self._on_host and not self._checked  # on another device, a look at the values would wait
+        if unseen or not isinstance(action, Tensor) or action.shape != self._action_shape:
             check_action(action, self.num_envs, self.single_action_space)
         # the environment may modify its argument, and reuse the tensors that it returns
         observation, reward, terminated, truncated, info = self.env.step(map_tree(Tensor.clone, action))

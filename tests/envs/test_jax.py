@@ -77,6 +77,28 @@ def test_state_of_another_number_of_environments_is_refused(cartpole: Any) -> No
         rein.JaxEnvironment(*cartpole, num_envs=2).load_state_dict(environment.state_dict())
 
 
+def test_state_of_another_environment_is_refused(cartpole: Any) -> None:
+    environment = rein.JaxEnvironment(*cartpole, num_envs=N, seed=0)
+    environment.reset()
+    state = environment.state_dict()
+    state["state"] = state["state"][1:]
+    with pytest.raises(ValueError, match="the state has 5 arrays, this environment 6"):
+        environment.load_state_dict(state)
+
+
+def test_action_that_does_not_exist_raises_in_the_first_step(cartpole: Any) -> None:
+    environment = rein.JaxEnvironment(*cartpole, num_envs=N, seed=0)
+    environment.reset()
+    with pytest.raises(rein.EnvironmentContractError, match=r"expected a value of Discrete\(2\), got 7"):
+        environment.apply_action(torch.full((N,), 7))
+
+
+def test_pair_of_environment_and_parameters_is_refused() -> None:
+    pytest.importorskip("jax")
+    with pytest.raises(TypeError, match="returns two arguments"):
+        rein.JaxEnvironment((object(), object()))
+
+
 def test_agent_learns_in_gymnax(cartpole: Any) -> None:
     environment = rein.JaxEnvironment(*cartpole, num_envs=N, seed=0)
     agent = rein.PPO(environment, seed=0, rollout_steps=16, minibatches=2, hidden=(16,))
