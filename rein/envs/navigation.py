@@ -13,6 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.envs.base.contract import checked_count
 from rein.envs.base.drawing import BLUE, DARK, GREEN, LINE, PALE, RED, YELLOW, Canvas, Frame
 from rein.envs.base.worlds import SimulatedWorlds
 from rein.ops.random import uniform
@@ -68,11 +69,9 @@ class Navigation(SimulatedWorlds):
         max_episode_steps: int | None = 100,
         device: torch.device | str = "cpu",
     ) -> None:
-        if agents < 1:
-            raise ValueError(f"Navigation(agents={agents}): give 1 or more")
-        if neighbours < 0:
-            raise ValueError(f"Navigation(neighbours={neighbours}): give 0 or more")
-        self.agents, self.early_leave = agents, early_leave
+        self.agents, self.early_leave = checked_count(f"Navigation(agents={agents!r})", agents), early_leave
+        if not isinstance(neighbours, int) or neighbours < 0:
+            raise ValueError(f"Navigation(neighbours={neighbours!r}): give an integer, 0 or more")
         self.neighbours = min(neighbours, agents - 1)
         self._cells = math.ceil(math.sqrt(3 * agents))  # of a side; starts and targets take two thirds of all cells
         high = np.array([_SPEED, _SPEED, *[self._cells] * 2, *[self._cells, self._cells, 2, 2] * self.neighbours])

@@ -319,6 +319,14 @@ def test_wrong_result_of_dynamics_raises() -> None:
         environment.apply_action(torch.zeros(6, 1))
 
 
+def test_group_with_an_agent_that_does_not_exist_is_refused() -> None:
+    class Wrong(Runners):
+        agent_groups: ClassVar = {"slow": (0, 1), "fast": (3,)}
+
+    with pytest.raises(ValueError, match=r"'fast' has the agents \[3\], but a world has the agents 0 to 2"):
+        Wrong(2)
+
+
 def test_default_initial_state_is_uniform_and_different_for_each_agent() -> None:
     start = runners(2000).reset()[:, 0]
     assert len(start.unique()) > 5900

@@ -57,6 +57,12 @@ class SimulatedWorlds(SimulatedEnvironment):
         name = type(self).__name__
         self.worlds = checked_count(f"{name}(worlds={worlds!r})", worlds)
         self.agents = checked_count(f"{name}(agents={self.agents!r})", self.agents)
+        for group, members in self.agent_groups.items():
+            if wrong := sorted(set(members) - set(range(self.agents))):
+                raise ValueError(
+                    f"{name}.agent_groups: the group {group!r} has the agents {wrong}, but a world has the agents 0 to "
+                    f"{self.agents - 1}"
+                )
         super().__init__(self.worlds * self.agents, seed=seed, max_episode_steps=max_episode_steps, device=device)
         self._steps_W = torch.zeros(self.worlds, dtype=torch.int64, device=self.device)
         self._left_WA = torch.zeros(self.worlds, self.agents, dtype=torch.bool, device=self.device)
