@@ -140,7 +140,10 @@ class PettingZooEnvironment:
 
     @property
     def groups(self) -> dict[str, Group]:
-        """Groups of agents by name, with their original spaces, or with padded vectors if `agent_id` is set."""
+        """Groups of agents by name, with their original spaces, or with padded vectors if `agent_id` is set.
+
+        A group whose agents have different spaces has the spaces of a row.
+        """
         members: dict[str, list[int]] = {}
         for agent, name in enumerate(self._names):
             members.setdefault(re.sub(r"[_-]?\d+$", "", str(name)) or "agent", []).append(agent)
@@ -148,7 +151,9 @@ class PettingZooEnvironment:
         found = {}
         for name, agents in members.items():
             row_R = (first_W1 + torch.tensor(agents, dtype=torch.int64, device="cpu")).flatten()
-            found[name] = Group(row_R, self._observation_spaces[agents[0]], self._action_spaces[agents[0]])
+            first, *others = ((self._observation_spaces[agent], self._action_spaces[agent]) for agent in agents)
+            alike = all(other == first for other in others)
+            found[name] = Group(row_R, *(first if alike else (self.single_observation_space, self.single_action_space)))
         return found
 
     @property
@@ -424,8 +429,11 @@ class _World(gymnasium.Env[Any, Any]):
         return self._folded(observations, infos), rewards, terminated, truncated
 
     def render(self) -> Any:
-        """Return an RGB frame."""
-        return self.inner.render()
+        """Return an RGB frame. Raises ValueError if there is none."""
+        frame = self.inner.render()
+        if frame is None:
+            raise ValueError(f"{self._name}: render() returned no frame; give render_mode='rgb_array'")
+        return frame
 
     def close(self) -> None:
         """Close the parallel environment."""

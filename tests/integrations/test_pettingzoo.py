@@ -301,6 +301,34 @@ def test_environment_in_which_agents_take_turns_is_refused() -> None:
         rein.PettingZooEnvironment(dict)
 
 
+def test_environment_without_frames_raises() -> None:
+    class Dark(Climbers):
+        def render(self) -> None:
+            pass
+
+    with pytest.raises(ValueError, match="give render_mode='rgb_array'"):
+        rein.PettingZooEnvironment(Dark, 1, 0).render()
+
+
+def test_group_of_agents_with_different_spaces_has_the_spaces_of_a_row() -> None:
+    class Tall(Climbers):
+        possible_agents = ("climber_0", "climber_1", "climber_2")
+
+        def observation_space(self, name: str) -> spaces.Space[Any]:
+            return spaces.Box(0.0, 9.0, (3 if name == "climber_1" else 2,))
+
+        def _seen(self, names: Any) -> dict[str, np.ndarray]:
+            return {name: np.full(self.observation_space(name).shape, self.height[name], np.float32) for name in names}
+
+    environment = rein.PettingZooEnvironment(Tall, 2, 0)
+    group = environment.groups["climber"]
+    assert (group.observation_space, group.action_space) == (spaces.Box(0.0, 9.0, (3,)), spaces.Discrete(3))
+    agent = rein.MultiAgent(environment, {"climber": rein.PPO(group, hidden=(8,), seed=0)})
+    observation = environment.reset()
+    alone, _ = agent.agents["climber"].policy().select_action(observation)
+    assert torch.equal(agent.policy().select_action(observation)[0], alone)
+
+
 @pytest.mark.parametrize("made", [Climbers(), "mpe2.simple_spread_v3"])
 def test_object_that_is_no_function_is_refused(made: Any) -> None:
     with pytest.raises(TypeError, match="give a function that returns a parallel environment"):
