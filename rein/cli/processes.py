@@ -25,7 +25,6 @@ from rein.store.metrics import EPOCHS, CSVTable
 METRICS = ("episode_return_100", "evaluation_return")  # scores of a run, in order of preference
 LOGS = "logs"  # folder for the output of the processes
 _POLL = 0.1  # seconds
-_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _SAVED = (129, 130, 143, 152)  # exit statuses of a run that was saved after a signal
 
 
@@ -194,8 +193,9 @@ def error_of(job: Job) -> str:
 def _caught() -> Iterator[list[int]]:
     """Collect signals in the list that is yielded, instead of ending the process."""
     signals: list[int] = []
-    numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
-    numbers = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]  # as under nohup
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
+    ignored = hangup is None or signal.getsignal(hangup) == signal.SIG_IGN  # as under nohup
+    numbers = [signal.SIGINT, signal.SIGTERM, *([] if ignored else [hangup])]
     previous = {number: signal.signal(number, lambda number, frame: signals.append(number)) for number in numbers}
     try:
         yield signals

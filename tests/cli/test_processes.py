@@ -82,6 +82,7 @@ def test_hopeless_process_is_ended(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_ends_all_processes(tmp_path, number):
+    """Also if the signal is ignored before, as SIGINT is in the background of a shell."""
     jobs = jobs_of(tmp_path, "wait", "wait", "finish")
 
     def send() -> None:
@@ -89,8 +90,12 @@ def test_signal_ends_all_processes(tmp_path, number):
             time.sleep(0.01)
         os.kill(os.getpid(), number)
 
-    threading.Thread(target=send).start()
-    assert run(jobs) == number
+    previous = signal.signal(number, signal.SIG_IGN)
+    try:
+        threading.Thread(target=send).start()
+        assert run(jobs) == number
+    finally:
+        signal.signal(number, previous)
     assert [job.status for job in jobs] == ["interrupted", "interrupted", "not started"]
     assert [job.code for job in jobs[:2]] == [128 + number] * 2
 
