@@ -50,10 +50,14 @@ class PettingZooGame:
     Raises:
         TypeError: if the function does not return an AEC environment in which agents take turns, or if the players do
             not have the same spaces, with actions in a `Discrete` that starts at 0.
-        ValueError: if the environment does not have two players.
+        ValueError: if the environment does not have two players, or if the function returns the same environment twice.
     """
 
     def __init__(self, make_aec: Callable[..., Any], **make_kwargs: Any) -> None:
+        if not callable(make_aec):
+            raise TypeError(
+                f"{make_aec!r:.80}: give a function that returns an AEC environment, such as connect_four_v3.env"
+            )
         self._name, self._make, self._make_kwargs = name_of(make_aec), make_aec, make_kwargs
         environment = self.make()
         self.players = _players(environment, self._name)
@@ -90,6 +94,10 @@ class _PettingZooGames(Games):
     def __init__(self, game: PettingZooGame, num_envs: int, device: torch.device) -> None:
         self._game, self._device = game, device
         self._envs = [game.make() for _ in range(num_envs)]
+        if len({id(env) for env in self._envs}) < num_envs:
+            raise ValueError(
+                f"{game.name} returned the same environment twice; give a function that makes a new one in each call"
+            )
         self._seeds, self._moves = [UNKNOWN] * num_envs, [list[int]() for _ in range(num_envs)]
         self._observations = Codec("observation", game.single_observation_space)
 

@@ -285,6 +285,17 @@ def test_environment_that_is_not_a_game_of_two_players_is_refused(make: Any, err
         rein.SelfPlay(made)
 
 
+def test_function_that_returns_one_environment_is_refused() -> None:
+    one = Nim()
+    with pytest.raises(ValueError, match="the same environment twice"):
+        rein.SelfPlay(lambda: one, 2)
+
+
+def test_environment_in_place_of_a_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="give a function"):
+        rein.envs.PettingZooGame(Nim())  # type: ignore[arg-type]
+
+
 class TestTicTacToe(EnvironmentContract):
     num_envs = 2
     steps = 40
