@@ -20,7 +20,6 @@ def make(
     *,
     workers: int | None = None,
     mode: Literal["processes", "threads", "sync"] | None = None,
-    processes: bool = False,
     **options: Any,
 ) -> GymnasiumEnvironment | GymnasiumVectorEnvironment | GymnasiumWorkers:
     """Build environments that are stepped together.
@@ -33,7 +32,6 @@ def make(
             Without workers they are stepped one by one.
         mode: kind of the workers: "processes", the default; "threads" for environments that cannot be pickled or that
             wait; or "sync" for no workers, to find errors.
-        processes: step each environment in a separate process, for environments that take milliseconds per step.
         **options: options of `GymnasiumEnvironment`, `GymnasiumVectorEnvironment` or `GymnasiumWorkers`.
             Other options are passed to `gymnasium.make`.
 
@@ -57,6 +55,4 @@ def make(
         options = {name: value for name, value in options.items() if name not in _OF_WORKERS}
     elif workers is not None:
         return GymnasiumWorkers(env, num_envs, seed, workers=workers, mode=mode or "processes", **options)
-    if processes:
-        return GymnasiumVectorEnvironment.in_processes(env, num_envs, seed, **options)
     return GymnasiumEnvironment(env, num_envs, seed, **options)

@@ -461,13 +461,18 @@ class _WorldInWorker(_World):
         with portable():
             return super().take(actions)
 
+    def render(self) -> Any:
+        """Render, as `_World` does."""
+        with portable():
+            return super().render()
+
 
 class _Processes:
     """Worlds with one process each."""
 
     def __init__(self, make: Callable[[], _World], name: str, worlds: int, timeout: float | None) -> None:
         make.__module__, _, make.__qualname__ = name.partition(":")  # used in error messages
-        self._workers = Workers(in_processes(make, worlds, {}, {}), name, timeout)
+        self._workers = Workers(in_processes(make, worlds), name, timeout)
         self._closed = False
 
     def call(

@@ -89,7 +89,7 @@ def look(path: Path) -> dict[str, Any] | None:
         return None
 
 
-_SPEED_OPTIONS = ("threads", "micro_batch", "compile", "device", "guard")
+_SPEED_OPTIONS = ("threads", "workers", "micro_batch", "compile", "device", "guard")
 
 
 def describe(loop: Loop) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rein.agents.sac import SAC
 from rein.cli import main
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
-from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumWorkers
 from rein.handlers.evaluate_every import evaluate_every as evaluate_during
 from rein.handlers.solved import solved
 from rein.handlers.stop_at import stop_at
@@ -268,7 +268,7 @@ API = {  # mistake, and a part of the error message
     "factory that returns an id": (lambda: GymnasiumEnvironment(lambda: "CartPole-v1"), "'CartPole-v1'"),
     "factory of rein's environments": (lambda: GymnasiumEnvironment(CartPole), "use it directly"),
     "factory that returns nothing, processes": (
-        lambda: GymnasiumVectorEnvironment.in_processes(functools.partial(int, 1), 1),
+        lambda: GymnasiumWorkers(functools.partial(int, 1)),
         "gymnasium.Env",
     ),
     "observation of a Dict without a key": (lambda: GymnasiumEnvironment(Forgetful).reset(), "velocity"),

@@ -181,7 +181,7 @@ def test_processes_and_vector_environments_have_equal_masks(kind: str, action: s
     make = functools.partial(Masked, action)
     expected = rollout(rein.make(make, N, 0, action_mask=True))
     if kind == "processes":
-        environment = rein.make(make, N, 0, action_mask=True, processes=True)
+        environment = rein.make(make, N, 0, action_mask=True, workers=2)
     else:
         source = SyncVectorEnv([make] * N, autoreset_mode=AutoresetMode.DISABLED)
         environment = rein.make(source, seed=0, action_mask=True)
@@ -219,9 +219,9 @@ def test_environment_without_mask_may_choose_every_action() -> None:
     assert not mask_NA[~odd_N].all()
 
 
-@pytest.mark.parametrize("processes", [False, True])
-def test_missing_mask_is_an_error_of_the_first_reset(processes: bool) -> None:
-    environment = rein.make("CartPole-v1", N, 0, action_mask=True, processes=processes)
+@pytest.mark.parametrize("workers", [None, 2])
+def test_missing_mask_is_an_error_of_the_first_reset(workers: int | None) -> None:
+    environment = rein.make("CartPole-v1", N, 0, action_mask=True, workers=workers)
     with pytest.raises(rein.EnvironmentContractError, match=r"action_mask=True: expected info\['action_mask'\]"):
         environment.reset()
     environment.close()
@@ -262,11 +262,11 @@ def test_mask_of_an_unknown_part_is_an_error() -> None:
         rein.make(functools.partial(Typo, "dict"), N, 0, action_mask=True).reset()
 
 
-@pytest.mark.parametrize("processes", [False, True])
-def test_unused_mask_is_warned_about_once(processes: bool, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("workers", [None, 2])
+def test_unused_mask_is_warned_about_once(workers: int | None, caplog: pytest.LogCaptureFixture) -> None:
     _warned.clear()
     for _ in range(2):
-        environment = rein.make("Taxi-v4", N, 0, processes=processes)
+        environment = rein.make("Taxi-v4", N, 0, workers=workers)
         environment.reset()
         environment.reset()
         environment.close()
@@ -289,9 +289,9 @@ def test_mask_without_a_valid_action_is_an_error(kind: str, action: str) -> None
     if kind == "same_step":
         environment = rein.make(SyncVectorEnv([make] * N, autoreset_mode="SameStep"), seed=0, action_mask=True)
     else:
-        environment = rein.make(make, N, 0, action_mask=True, processes=kind == "processes")
+        environment = rein.make(make, N, 0, action_mask=True, workers=2 if kind == "processes" else None)
     with pytest.raises(
-        rein.EnvironmentContractError, match=r"observation.action_mask.*, environment 0: expected a valid"
+        rein.EnvironmentContractError, match=r"observation.action_mask.*, environment \d: expected a valid"
     ):
         rollout(environment)
     environment.close()
@@ -444,6 +444,6 @@ def test_worker_gets_arrays_of_shape_empty() -> None:
             assert isinstance(action["size"], np.ndarray), type(action["size"])
             return super().step(action)
 
-    environment = rein.make(Scalar, N, 0, action_mask=True, processes=True)
+    environment = rein.make(Scalar, N, 0, action_mask=True, workers=2)
     rollout(environment, 3)
     environment.close()

@@ -16,7 +16,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
-from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment, GymnasiumWorkers
 from rein.errors import EnvironmentContractError
 
 MAKERS = {
@@ -195,7 +195,7 @@ def test_incomplete_results_of_a_vector_environment_raise(
 ADAPTERS = {
     "one by one": GymnasiumEnvironment,
     "vector": GymnasiumVectorEnvironment,
-    "processes": GymnasiumVectorEnvironment.in_processes,
+    "workers": GymnasiumWorkers,
 }
 
 

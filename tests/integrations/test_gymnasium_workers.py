@@ -1,4 +1,4 @@
-"""Tests of environments in processes: results, and errors if a worker raises, dies or hangs."""
+"""Tests of a user's AsyncVectorEnv: errors if a worker raises, dies or hangs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import math
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +20,11 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 
 import rein
-from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.envs.gymnasium import GymnasiumVectorEnvironment
 from rein.ops.random import episode_seeds
-from rein.testing.stateful import first_difference
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*(Worker-|Traceback|Raising the last exception|waiting for a pending call)"),
@@ -102,16 +98,9 @@ def raises_a_class_of_its_own() -> None:
     raise Boom("the simulator is out of fuel")
 
 
-def raises_with_a_function() -> None:
-    raise ValueError("the simulator is out of fuel", lambda: 1)
-
-
-def raises_what_takes_five_arguments() -> None:
-    raise UnicodeDecodeError("utf8", b"x", 0, 1, "the simulator is out of fuel")
-
-
 def in_processes(*fault: Any, timeout: float | None = None) -> GymnasiumVectorEnvironment:
-    return GymnasiumVectorEnvironment.in_processes(functools.partial(Counter, *fault), N, seed=7, timeout=timeout)
+    source = AsyncVectorEnv([functools.partial(Counter, *fault)] * N, autoreset_mode=AutoresetMode.DISABLED)
+    return GymnasiumVectorEnvironment(source, seed=7, timeout=timeout)
 
 
 def run(environment: GymnasiumVectorEnvironment) -> None:
@@ -135,21 +124,6 @@ def seed_of(index: int) -> int:
     return int(episode_seeds(7, torch.tensor(index), torch.tensor(0)))
 
 
-def test_in_processes_accepts_replayable_false() -> None:
-    environment = GymnasiumVectorEnvironment.in_processes(Counter, N, seed=7, replayable=False)
-    assert environment.replayable is False
-    assert environment.config["make_kwargs"] == {}
-    run(environment)
-    environment.close()
-
-
-def test_in_processes_replayable_raises_before_processes_start() -> None:
-    before = children()
-    with pytest.raises(ValueError, match=r"in_processes\(replayable=True\): .*; use GymnasiumEnvironment"):
-        GymnasiumVectorEnvironment.in_processes(Counter, N, seed=7, replayable=True)
-    assert children() == before
-
-
 @pytest.mark.parametrize("where", ["reset", "step"])
 @pytest.mark.parametrize(
     ("fault", "ending"),
@@ -162,7 +136,7 @@ def test_in_processes_replayable_raises_before_processes_start() -> None:
 def test_dead_worker_raises_with_seed_and_exit_status(where: str, fault: Any, ending: str) -> None:
     environment = in_processes(fault, where)
     pid = environment._environment.processes[1].pid
-    text = rf"Counter.*worker 1 of 3 \(pid {pid}, {ending}, episode seed {seed_of(1)}\) ended unexpectedly"
+    text = rf"AsyncVectorEnv.*worker 1 of 3 \(pid {pid}, {ending}, episode seed {seed_of(1)}\) ended unexpectedly"
     with pytest.raises(rein.WorkerDied, match=text) as caught:
         run(environment)
     assert isinstance(caught.value.__cause__, EOFError | ConnectionError)
@@ -179,15 +153,6 @@ def test_hanging_workers_raise_after_the_timeout(where: str) -> None:
 def test_exception_in_a_worker_gets_a_note() -> None:
     environment = in_processes(raises)
     with pytest.raises(ZeroDivisionError, match="the simulator divides by zero") as caught:
-        run(environment)
-    assert any("worker 1 of 3 (pid " in note and f"seed {seed_of(1)}" in note for note in caught.value.__notes__)
-
-
-@pytest.mark.parametrize("where", ["reset", "step"])
-@pytest.mark.parametrize("fault", [raises_a_class_of_its_own, raises_with_a_function, raises_what_takes_five_arguments])
-def test_unpicklable_error_becomes_runtime_error_with_traceback(fault: Any, where: str) -> None:
-    environment = in_processes(fault, where)
-    with pytest.raises(RuntimeError, match=rf"(?s)in {fault.__name__}\n.*the simulator is out of fuel") as caught:
         run(environment)
     assert any("worker 1 of 3 (pid " in note and f"seed {seed_of(1)}" in note for note in caught.value.__notes__)
 
@@ -277,8 +242,6 @@ def test_failures_in_a_wrapped_foreign_source_raise() -> None:
 
 
 def test_process_that_ends_during_construction_raises() -> None:
-    with pytest.raises(rein.WorkerDied, match="a worker ended while it made its environment"):
-        in_processes(exits, "making")
     counter: Any = functools.partial(Counter, exits, "making")
     gc.collect()  # partly built objects are closed, so Python prints no "Exception ignored", which would fail this test
     spec = EnvSpec("Counter-v0", entry_point=counter)
@@ -300,43 +263,6 @@ def test_source_without_processes_accepts_no_timeout(monkeypatch: pytest.MonkeyP
     for timeout in (0.0, math.nan, math.inf, 1e7):  # the last two overflow in poll(2)
         with pytest.raises(ValueError, match="give seconds above 0 and at most 2e\\+06, or None for no limit"):
             GymnasiumVectorEnvironment("CartPole-v1", 2, 0, timeout=timeout)
-    with pytest.raises(ValueError, match="num_envs=0: give 1 or more"):
-        GymnasiumVectorEnvironment.in_processes("CartPole-v1", 0)
-    wrong: Any = 2.0
-    with pytest.raises(TypeError, match=r"num_envs=2.0: give an integer, 1 or more"):
-        GymnasiumVectorEnvironment.in_processes("CartPole-v1", wrong)
-
-
-@pytest.mark.parametrize("source", ["CartPole-v1", functools.partial(gymnasium.make, "Taxi-v4", max_episode_steps=9)])
-def test_in_processes_equals_the_adapter_bit_for_bit(source: Any) -> None:
-    one = GymnasiumEnvironment(source, 2, 4)
-    other = GymnasiumVectorEnvironment.in_processes(source, 2, 4, timeout=20.0)
-    actions = torch.randint(0, 2, (40, 2), generator=torch.Generator().manual_seed(0))
-    assert first_difference(one.reset(), other.reset()) is None
-    for action in actions:
-        assert first_difference(one.apply_action(action), other.apply_action(action)) is None
-        assert torch.equal(one.episode_seeds, other.episode_seeds)
-    other.close()
-
-
-def test_config_contains_the_given_options() -> None:
-    environment = GymnasiumVectorEnvironment.in_processes("Pendulum-v1", 2, 4, g=9.0, info={"success": False})
-    assert environment.config["id"] == "Pendulum-v1"
-    assert environment.config["make_kwargs"] == {"g": 9.0}
-    assert environment.config["info"] == {"success": False}
-    environment.close()
-
-
-def test_workers_ignore_ctrl_c() -> None:
-    environment = in_processes()
-    environment.reset()
-    for process in environment._environment.processes:
-        os.kill(process.pid, signal.SIGINT)
-    try:
-        assert environment.apply_action(ZEROS).valid.all()
-    except KeyboardInterrupt:  # would end the test session
-        pytest.fail("a worker has handed its KeyboardInterrupt over")
-    environment.close()
 
 
 def test_deleted_environment_leaves_no_process() -> None:
@@ -376,58 +302,15 @@ def dies() -> None:
     environment.close()
 
 
-def dies_while_it_is_made() -> None:
-    with pytest.raises(rein.WorkerDied):
-        in_processes(exits, "making")
-
-
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts file descriptors by /proc")
 @pytest.mark.usefixtures("no_collection")
-@pytest.mark.parametrize("use", [is_closed, is_dropped, dies, dies_while_it_is_made])
+@pytest.mark.parametrize("use", [is_closed, is_dropped, dies])
 def test_pipes_are_closed_without_garbage_collection(use: Callable[[], None]) -> None:
     use()  # the first use opens descriptors that multiprocessing keeps
     before = descriptors()
     for _ in range(3):
         use()
     assert descriptors() == before
-
-
-@pytest.mark.usefixtures("no_collection")
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_failed_start_leaves_no_process_or_pipe(monkeypatch: pytest.MonkeyPatch, asynchronous: bool) -> None:
-    def build() -> GymnasiumVectorEnvironment:
-        if asynchronous:
-            return GymnasiumVectorEnvironment("CartPole-v1", N, vectorization_mode="async")
-        return in_processes()
-
-    build().close()
-    start, before, started = BaseProcess.start, descriptors(), []
-
-    def fails(process: Any) -> None:
-        started.append(process)
-        if len(started) == N:
-            raise OSError("no more processes")
-        start(process)
-
-    monkeypatch.setattr(BaseProcess, "start", fails)
-    with pytest.raises(OSError, match="no more processes"):
-        build()
-    assert len(started) == N
-    assert not children() and descriptors() == before
-
-
-def test_too_few_descriptors_raise_before_processes_start() -> None:
-    resource = pytest.importorskip("resource")
-    in_processes().close()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    before = descriptors()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 30, hard))
-    try:
-        with pytest.raises(OSError, match="ulimit -n"):
-            GymnasiumVectorEnvironment.in_processes(Counter, 20)
-        assert not children() and descriptors() == before
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class Unlearnable(Counter):
@@ -438,12 +321,10 @@ class Unlearnable(Counter):
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: GymnasiumVectorEnvironment.in_processes(Counter, N, timeout=0.0),
         lambda: GymnasiumVectorEnvironment("CartPole-v1", N, vectorization_mode="async", timeout=0.0),
         lambda: GymnasiumVectorEnvironment(
             "CartPole-v1", N, vectorization_mode="async", vector_kwargs={"shared_memory": False}
         ),
-        lambda: GymnasiumVectorEnvironment.in_processes(Unlearnable, N),
         lambda: GymnasiumVectorEnvironment(
             EnvSpec("Unlearnable-v0", entry_point=Unlearnable),  # type: ignore[arg-type]
             N,
@@ -485,39 +366,11 @@ def test_dead_worker_is_detected_if_its_child_holds_the_pipe(where: str) -> None
 
 
 @pytest.mark.usefixtures("lifeline")
-def test_death_during_construction_is_detected_if_a_child_holds_the_pipe() -> None:
-    with pytest.raises(rein.WorkerDied, match="a worker ended while it made its environment"):
-        in_processes(dies_and_leaves_a_child_that_holds_the_pipe, "making")
-
-
-@pytest.mark.usefixtures("lifeline")
 def test_close_returns_if_a_child_of_a_dead_worker_holds_the_pipe(caplog: pytest.LogCaptureFixture) -> None:
     environment = in_processes(dies_and_leaves_a_child_that_holds_the_pipe, "close")
     environment.reset()
     environment.close()
     assert "exit codes [0, 3, 0]" in caplog.text
-
-
-PARENT = """
-import os, signal, torch
-from tests.integrations.test_gymnasium_workers import N, hangs, in_processes
-
-environment = in_processes(hangs, "step", (N - 1,))
-environment.reset()
-for _ in range(3):
-    environment._environment.step_async([0] * N)
-    if _ < 2:
-        environment._environment.step_wait()
-print("killed", flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends processes with their parent")
-def test_workers_end_with_a_killed_parent() -> None:
-    """The workers inherit standard output, so the call returns only when all of them have ended."""
-    ended = subprocess.run([sys.executable, "-c", PARENT], cwd=ROOT, capture_output=True, text=True)
-    assert ended.stdout == "killed\n" and ended.returncode == -signal.SIGKILL, ended.stderr
 
 
 def test_unusable_answer_ends_the_workers() -> None:
@@ -551,7 +404,6 @@ class Drawn(Counter):
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: GymnasiumVectorEnvironment.in_processes(Drawn, N),
         lambda: GymnasiumVectorEnvironment(AsyncVectorEnv([Drawn] * N)),
         lambda: GymnasiumVectorEnvironment(SyncVectorEnv([Drawn] * N)),
     ],
@@ -572,25 +424,9 @@ def test_worker_that_fails_while_rendering_raises(fault: Any, error: Any) -> Non
         def render(self) -> Any:
             fault()
 
-    environment = GymnasiumVectorEnvironment.in_processes(Fails, N, seed=7)
+    environment = GymnasiumVectorEnvironment(AsyncVectorEnv([Fails] * N), seed=7)
     environment.reset()
     with pytest.raises(error) as caught:
         environment.render(1)
     assert "worker 1 of 3" in str([caught.value, *getattr(caught.value, "__notes__", [])])
     environment.close()
-
-
-class Differs(Counter):
-    """Environment with another space in worker 1."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        if multiprocessing.current_process().name.endswith(">-1"):
-            setattr(self, kind, spaces.Box(0.0, 9.0, (1,)))
-
-
-@pytest.mark.parametrize("kind", ["observation_space", "action_space"])
-def test_processes_with_different_spaces_raise_and_end(kind: str) -> None:
-    with pytest.raises(ValueError, match=rf"environment 1 has the {kind} .* equal spaces") as caught:
-        GymnasiumVectorEnvironment.in_processes(functools.partial(Differs, kind), N)
-    assert not children(), caught.value

@@ -12,7 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumWorkers
 from rein.errors import EnvironmentContractError
 
 pytestmark = [
@@ -132,7 +132,7 @@ def error_of(adapter: Callable[..., Any], space: str, method: str, parts: dict[s
 def test_wrong_data_raises_the_same_error_in_processes(case: str) -> None:
     space, method, parts, keyword = TABLE[case]
     one_by_one = error_of(GymnasiumEnvironment, space, method, parts)
-    in_processes = error_of(GymnasiumVectorEnvironment.in_processes, space, method, parts)
+    in_processes = error_of(GymnasiumWorkers, space, method, parts)
     assert keyword in str(one_by_one)
     assert (type(in_processes), str(in_processes)) == (type(one_by_one), str(one_by_one))
 
@@ -142,7 +142,7 @@ def test_infos_that_are_not_requested_stay_in_the_worker() -> None:
     for info in (None, {"count": 1, "simulator": lambda: 1}, {"count": 1, "other": "text"}):
         parts = {"info": info}
         source = functools.partial(Wrong, "vector", "step", parts)
-        environment = GymnasiumVectorEnvironment.in_processes(source, 2, 7, info={} if info is None else {"count": 0})
+        environment = GymnasiumWorkers(source, 2, 7, info={} if info is None else {"count": 0})
         environment.reset()
         for _ in range(2):
             time_step = environment.apply_action(torch.zeros(2, dtype=torch.int64))

@@ -16,7 +16,7 @@ import rein
 from rein.agents.a2c import A2C
 from rein.agents.impala import IMPALA
 from rein.agents.ppo import PPO
-from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment, GymnasiumWorkers
 from rein.episodes.random_policy import RandomPolicy
 from rein.episodes.replay import replay
 from rein.integrations.minari import MinariData, export_minari
@@ -156,17 +156,17 @@ def test_saved_policy_acts_like_the_agent(tmp_path: Path) -> None:
 def test_actions_in_processes_equal_those_of_single_environments() -> None:
     def episode(environment: Any) -> list[Any]:
         first = environment.reset(seed=5)
-        steps = [environment.apply_action(action)._replace(info={}) for action in random_actions(environment, 12)]
+        steps = [environment.apply_action(action) for action in random_actions(environment, 12)]
         environment.close()
         return [first, *steps]
 
     expected = episode(GymnasiumEnvironment(Drone, N))
-    assert first_difference(expected, episode(GymnasiumVectorEnvironment.in_processes(Drone, N))) is None
+    assert first_difference(expected, episode(GymnasiumWorkers(Drone, N, workers=2))) is None
     assert len(episode(GymnasiumVectorEnvironment(SyncVectorEnv([Drone] * N)))) == 13  # Drone checks its actions
 
 
 def test_agent_learns_in_processes() -> None:
-    environment = GymnasiumVectorEnvironment.in_processes(Drone, 2, seed=0)
+    environment = GymnasiumWorkers(Drone, 2, seed=0)
     agent = PPO(environment, **SMALL)
     rein.train(agent, environment, epochs=1, iterations=8)
     assert agent.updates

@@ -53,7 +53,7 @@ class Levels(gymnasium.Env[Any, Any]):
 def make(kind: str = "single", seed: int = 0) -> Any:
     if kind == "vector":
         return rein.make(SyncVectorEnv([Levels] * N, autoreset_mode=AutoresetMode.DISABLED), seed=seed)
-    return rein.make(Levels, N, seed, processes=kind == "processes")
+    return rein.make(Levels, N, seed, workers=2 if kind == "processes" else None)
 
 
 def levels(observation: Any) -> list[float]:

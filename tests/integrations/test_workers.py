@@ -8,6 +8,8 @@ import logging
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +41,7 @@ from tests.integrations.faulty import (
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 
+ROOT = Path(__file__).parents[2]
 N = 4
 SHORT = 1.0  # seconds before a worker counts as hung; enough for the others on a busy machine
 MODES = ["processes", "threads"]
@@ -158,6 +161,25 @@ def test_state_of_another_episode_is_refused_and_workers_stay_usable(mode: Any) 
         environment.load_state_dict(state)
     run(environment)
     environment.close()
+
+
+def test_run_resumes_exactly_with_another_number_of_workers(tmp_path: Path) -> None:
+    def train(folder: Path, workers: int, epochs: int, exist: Any = "new") -> Any:
+        environment = GymnasiumWorkers(Faulty, N, 3, workers=workers, mode="threads")
+        agent = rein.PPO(environment, seed=0, hidden=(4,), rollout_steps=5)
+        loop = rein.training_loop(agent, environment, rein.HDF5Store(folder, exist=exist))
+        saver = rein.checkpoint(loop, every=1)
+        if exist == "resume":
+            rein.resume(loop)
+        loop.run(epochs=epochs, iterations=7)
+        saver.checkpoints.flush()
+        environment.close()
+        loop.parts["store"].close()
+        return agent.state_dict()
+
+    whole = train(tmp_path / "whole", 1, 2)
+    train(tmp_path / "parts", 2, 1)
+    assert first_difference(whole, train(tmp_path / "parts", 3, 2, "resume")) is None
 
 
 @pytest.mark.parametrize("mode", ["sync", *MODES])
@@ -478,6 +500,50 @@ def test_different_spaces_in_workers_raise() -> None:
         GymnasiumWorkers(Differs, N, workers=2)
 
 
+def test_threads_with_the_same_environment_raise() -> None:
+    one = Faulty()
+    with pytest.raises(ValueError, match="same environment twice"):
+        GymnasiumWorkers(lambda: one, N, workers=N, mode="threads")
+
+
+def test_frame_that_cannot_be_pickled_raises() -> None:
+    class Draws(Faulty):
+        def render(self) -> Any:
+            return lambda: 1
+
+    environment = GymnasiumWorkers(Draws, N, 7, workers=2)
+    environment.reset()
+    with pytest.raises(rein.WorkerError, match="pickle"):
+        environment.render()
+    assert environment.apply_action(ONES).valid.all()
+    environment.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_factories_of_local_objects_work_with_every_start_method(method: str) -> None:
+    text = f"""
+import multiprocessing
+import torch
+from rein.envs import GymnasiumWorkers
+
+def main():
+    import gymnasium
+    steps = 5
+    environment = GymnasiumWorkers(lambda: gymnasium.make("CartPole-v1", max_episode_steps=steps), 2, 0, workers=2)
+    environment.reset()
+    ended = [environment.apply_action(torch.ones(2, dtype=torch.int64)).truncated.all() for _ in range(5)]
+    environment.close()
+    print(bool(ended[-1]))
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method("{method}")
+    main()
+"""
+    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -506,7 +572,7 @@ def test_make_builds_the_same_environment_for_debugging() -> None:
 def test_config_contains_the_given_options() -> None:
     environment = GymnasiumWorkers("Pendulum-v1", 2, 4, workers=1, mode="threads", info={"x": 0}, g=9.0)
     config = environment.config
-    assert (config["workers"], config["mode"], config["on_failure"]) == (1, "threads", "raise")
+    assert (config["workers"]["workers"], config["workers"]["mode"]) == (1, "threads")
     assert (config["id"], config["make_kwargs"], config["info"]) == ("Pendulum-v1", {"g": 9.0}, {"x": 0})
     assert repr(environment).startswith("GymnasiumWorkers('Pendulum-v1', num_envs=2, workers=1, mode='threads'")
     environment.close()

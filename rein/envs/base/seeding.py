@@ -233,7 +233,7 @@ class HostEpisodeSeeds:
         """Set the result of `part`."""
         if (seed, indices) != (self.seed, self._indices):
             self._restart(seed)
-        self._indices, self._current, self._tensor_N, self.started = indices, current, None, True
+        self._indices, self._current, self._tensor_N, self.started = [*indices], [*current], None, True
 
     def follow(self, row: int, index: int, seed: int) -> None:
         """Set the current episode of one environment, which was begun elsewhere."""

@@ -677,7 +677,7 @@ def with_rows(tree: Any, row_R: Tensor, new: Any) -> Any:
 def rebuild(config: Mapping[str, Any], num_envs: int, *, filming: bool = False) -> GymnasiumEnvironment:
     """Build `num_envs` environments from the `config` of an adapter. With `filming` they can be rendered.
 
-    The config of a `GymnasiumVectorEnvironment` with autoreset mode DISABLED, such as `in_processes`, also gives a
+    The config of `GymnasiumWorkers`, or of a `GymnasiumVectorEnvironment` with autoreset mode DISABLED, also gives a
     `GymnasiumEnvironment`. Its episodes are the same bit for bit, and it can replay them.
 
     The config is not trusted, because an id can name a module to import. Only the built-in environments of Gymnasium

@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import queue
 import reprlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -171,7 +171,7 @@ class GymnasiumWorkers:
         )
         if mode == "processes":
             check_descriptors(f"workers={count}", count)
-        self._bell = threading.Semaphore(0)  # rung by threads that have answered
+        self._bell = queue.SimpleQueue[None]()  # gets an item for each answer of a thread
         self._wait: Callable[[Any, float], list[Any]] = wait_for_processes if mode == "processes" else wait_for_threads
         self._failure: str | None = None
         self._begun = False  # whether episodes have begun, so that a new worker must begin them
@@ -208,6 +208,9 @@ class GymnasiumWorkers:
                         f" {worker.rows.start} {getattr(about, kind)}; all environments must have equal spaces"
                     )
             worker.attach(first)
+        identities = [identity for about in abouts for identity in about.identities]
+        if self.mode == "threads" and len({*identities}) < self.num_envs:
+            raise ValueError(f"{self._name} returned the same environment twice; it must make a new one in each call")
         self.single_observation_space: spaces.Space[Any] = first.observation_space
         self.single_action_space: spaces.Space[Any] = first.action_space
 
@@ -256,11 +259,13 @@ class GymnasiumWorkers:
             "id": self._name,
             "num_envs": self.num_envs,
             "seed": self.seed,
-            "workers": self.workers,
-            "mode": self.mode,
-            "timeout": self.timeout,
-            "on_failure": self.on_failure,
-            "max_restarts": self.max_restarts,
+            "workers": {  # does not change results
+                "workers": self.workers,
+                "mode": self.mode,
+                "timeout": self.timeout,
+                "on_failure": self.on_failure,
+                "max_restarts": self.max_restarts,
+            },
             "info": {key: missing.tolist() for key, missing in self._info.items()},
             "action_mask": self._action_mask,
             "replayable": self.replayable,
@@ -484,8 +489,11 @@ class GymnasiumWorkers:
                 put_actions(worker.slots.action, np.array(mine), map_tree(lambda x, chosen=chosen: x[chosen], action))
                 asked.append((worker, mine))
         self._flying[slice(None) if isinstance(rows, range) else [*rows]] = True
-        for worker, mine in asked:
-            self._ask_step(worker, mine)
+        try:
+            for worker, mine in asked:
+                self._ask_step(worker, mine)
+        except BaseException as error:  # such as KeyboardInterrupt, after which some environments were not sent
+            self._abort(error)
 
     def _ask_step(self, worker: _Worker, rows: Sequence[int]) -> None:
         lost = [row for row in rows if row in worker.lost] if worker.lost else []
@@ -533,11 +541,11 @@ class GymnasiumWorkers:
             order_R = torch.tensor(rows, dtype=torch.int64, device="cpu").argsort()
             rows, time_step = sorted(rows), map_tree(lambda x: x[order_R], time_step)
         if len(rows) == self.num_envs:
-            self._observation = time_step.observation
+            self._observation, self._flying = time_step.observation, np.zeros(self.num_envs, np.bool_)
         else:
             row_R = torch.tensor(rows, dtype=torch.int64, device="cpu")
             self._observation = with_rows(self._observation, row_R, time_step.observation)
-        self._flying[rows] = False
+            self._flying[rows] = False
         if ended:
             self._show(parts)
         return rows, time_step

@@ -80,6 +80,7 @@ class About(NamedTuple):
     render_mode: str | None
     render_fps: float | None
     infos: Mapping[str, np.ndarray[Any, Any]]  # default values of the requested infos
+    identities: list[int]  # of the environments
 
 
 class Slots:
@@ -162,7 +163,8 @@ class Block:
         """Return the properties of the environments."""
         one = self.environment
         mode, infos = one._envs[0].render_mode, one._info
-        return About(one.single_observation_space, one.single_action_space, mode, one.render_fps, infos)
+        identities = [id(environment.unwrapped) for environment in one._envs]
+        return About(one.single_observation_space, one.single_action_space, mode, one.render_fps, infos, identities)
 
     def attach(self, slots: Slots) -> None:
         """Set the place of actions and results."""
@@ -251,14 +253,15 @@ def failure(error: BaseException) -> Answer:
     return Answer(error=error, trace="".join(traceback.format_exception(error)))
 
 
-def _portable(answer: Answer) -> Answer:
-    """Return an answer with a pickled error, or without it if it cannot be pickled."""
+def _pickled(answer: Answer) -> bytes:
+    """Return a pickled answer. An error that cannot be pickled is left out, and its traceback remains."""
     try:
-        data = dumps(answer.error)
-        loads(data)
-    except Exception:  # the class of the error can raise anything
-        data = None
-    return answer._replace(error=data)
+        data = None if answer.error is None else dumps(answer.error)
+        if data is not None:
+            loads(data)
+        return dumps(answer._replace(error=data))
+    except Exception as error:  # the class of an error or of a frame can raise anything
+        return dumps(Answer(trace=answer.trace or "".join(traceback.format_exception(error))))
 
 
 def dumps(value: Any) -> bytes:
@@ -327,7 +330,7 @@ class ThreadWorker(Worker):
 
     exitcode = None
 
-    def __init__(self, number: int, rows: range, build: Build, bell: threading.Semaphore, name: str) -> None:
+    def __init__(self, number: int, rows: range, build: Build, bell: queue.SimpleQueue[None], name: str) -> None:
         super().__init__(number, rows)
         self.bell = bell
         self._build, self._requests = build, queue.SimpleQueue[Any]()
@@ -399,13 +402,14 @@ class ThreadWorker(Worker):
 
     def _reply(self, answer: Answer) -> None:
         self._answers.append(answer)
-        self.bell.release()
+        self.bell.put(None)
 
 
 def wait_for_threads(workers: Sequence[ThreadWorker], seconds: float) -> list[ThreadWorker]:
     """Return the workers that have answered, after `seconds` at most."""
     if not any(worker._answers for worker in workers):
-        workers[0].bell.acquire(timeout=max(seconds, 0.0))
+        with contextlib.suppress(queue.Empty):
+            workers[0].bell.get(timeout=max(seconds, 0.0))
     return [worker for worker in workers if worker._answers]
 
 
@@ -550,10 +554,10 @@ def serve(
     masks.logger.disabled = True  # the parent logs the warning about masks
     try:
         block = make_block()
-        pipe.send(Answer(block.about()))
+        pipe.send_bytes(dumps(Answer(block.about())))
     except BaseException as error:  # sent to the parent
         with contextlib.suppress(*_BROKEN_PIPE):
-            pipe.send(_portable(failure(error)))
+            pipe.send_bytes(_pickled(failure(error)))
         return
     with contextlib.suppress(*_BROKEN_PIPE):  # the parent has ended or has given up
         requests = _requests(pipe, parent)
@@ -567,7 +571,7 @@ def serve(
             if request.method == "step" and answer.options is None and answer.trace is None:
                 pipe.send_bytes(b"1" if answer.value else b"0")
             else:
-                pipe.send_bytes(dumps(answer if answer.trace is None else _portable(answer)))
+                pipe.send_bytes(_pickled(answer))
     block.close()
 
 

@@ -28,9 +28,9 @@ from rein.envs.base.masks import check_masks
 from rein.envs.base.options import Options, ResetOptions, as_keywords
 from rein.envs.base.seeding import UNKNOWN, HostEpisodeSeeds
 from rein.envs.base.spaces import Codec, cast, layout, representation, rounded_bounds, widened
-from rein.envs.gymnasium.adapter import RESET, STEP, Source, as_json, check_parts, make, missing_values, name_of
+from rein.envs.gymnasium.adapter import RESET, STEP, as_json, check_parts, make, missing_values, name_of
 from rein.envs.gymnasium.masks import BatchedMasks, check_has_mask, folded, folded_space, missing_masks, warn_of_mask
-from rein.envs.gymnasium.workers import Workers, closed_on_error, in_processes, starting
+from rein.envs.gymnasium.workers import Workers, closed_on_error, starting
 from rein.errors import EnvironmentContractError
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, explain
 from rein.networks.encoder import children
@@ -252,8 +252,7 @@ class GymnasiumVectorEnvironment:
 
     An `AsyncVectorEnv` runs its environments in processes. `reset` and `apply_action` raise WorkerDied if a process has
     died, and WorkerTimeout after `timeout` seconds. In both cases all processes are ended. Exceptions in a process are
-    re-raised with a note of environment and episode seed. Exceptions that cannot be pickled become a RuntimeError with
-    the traceback, or a WorkerDied if the processes were not started by `in_processes`.
+    re-raised with a note of environment and episode seed, or as WorkerDied if they cannot be pickled.
 
     Args:
         autoreset_mode: autoreset mode of a source that does not declare one. With an id it is passed to `make_vec`.
@@ -317,40 +316,6 @@ class GymnasiumVectorEnvironment:
         if masks is not None:
             self.single_observation_space = folded_space(self.single_observation_space, masks)
 
-    @classmethod
-    def in_processes(
-        cls,
-        id_or_factory: Source,
-        num_envs: int,
-        seed: int | None = None,
-        *,
-        timeout: float | None = None,
-        info: Mapping[str, Any] | None = None,
-        action_mask: bool | None = None,
-        replayable: bool = False,
-        **make_kwargs: Any,
-    ) -> GymnasiumVectorEnvironment:
-        """Return an environment with the same episodes as `GymnasiumEnvironment`, bit for bit, in one process each.
-
-        Use it for slow environments. A step waits for the slowest environment. Episodes are not replayable. Ctrl-C
-        reaches the main process only. If no handler catches it, it interrupts the call and all processes are ended.
-
-        Raises:
-            ValueError: as in `GymnasiumEnvironment`, and for `replayable=True`.
-            TypeError: as in `GymnasiumEnvironment`.
-            WorkerDied: if a process ends while it makes its environment.
-        """
-        if replayable:
-            why = "environments in processes cannot repeat an episode on resume; use GymnasiumEnvironment"
-            raise ValueError(f"in_processes(replayable={replayable}): {why}")
-        missing = missing_values(info)  # checked before processes are started
-        source = in_processes(id_or_factory, num_envs, make_kwargs, missing, action_mask=bool(action_mask))
-        with closed_on_error(source):
-            environment = cls(source, seed=seed, timeout=timeout, info=missing, action_mask=action_mask)
-        environment._name = environment._workers.name = name_of(id_or_factory)
-        environment._make_kwargs = make_kwargs
-        return environment
-
     @property
     def seed(self) -> int | None:
         """Random seed of all environments; None until given or drawn at the first reset."""
@@ -379,7 +344,7 @@ class GymnasiumVectorEnvironment:
         if self._mode is not AutoresetMode.DISABLED:
             raise ValueError(
                 f"{self._name}: set_options needs the autoreset mode DISABLED, because the source resets its episodes"
-                f" itself in {self._mode.name}; give autoreset_mode='DISABLED', or use rein.make(id, processes=True)"
+                f" itself in {self._mode.name}; give autoreset_mode='DISABLED', or use rein.make(id, workers=...)"
             )
         self._options.set(options, environments)
 

@@ -28,17 +28,10 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import gymnasium
-import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
-from rein.envs.base.contract import checked_num_envs
-from rein.envs.base.spaces import Codec, column
-from rein.envs.gymnasium.adapter import RESET, STEP, Source, check_parts, ended_flags, make, name_of, wanted_infos
-from rein.envs.gymnasium.masks import with_mask
 from rein.errors import WorkerDied, WorkerTimeout
-from rein.networks.reserved import ACTION_MASK
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +40,6 @@ _MOMENT = 1.0  # seconds: for actions that should be immediate, and between two 
 _LONGEST = 2e6  # seconds: poll(2) is limited to 2**31 milliseconds
 _BROKEN_PIPE = (EOFError, ConnectionError)
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
-_BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
 
 
 class _LostError(Exception):
@@ -169,32 +161,18 @@ def check_timeout(timeout: float | None) -> None:
         raise ValueError(f"timeout={timeout}: give seconds above 0 and at most {_LONGEST:g}, or None for no limit")
 
 
-def in_processes(
-    source: Source,
-    num_envs: int,
-    make_kwargs: Mapping[str, Any],
-    info: Mapping[str, np.ndarray[Any, Any]],
-    *,
-    action_mask: bool = False,
-) -> AsyncVectorEnv[Any, Any]:
-    """Start N processes with one environment each, in the mode DISABLED.
+def in_processes(make: Callable[[], gymnasium.Env[Any, Any]], num_envs: int) -> AsyncVectorEnv[Any, Any]:
+    """Start N processes with one environment each, whose methods are called with `Workers.call`.
 
-    `info` maps requested infos to defaults. `action_mask` adds masks to the observations, see `GymnasiumEnvironment`.
-
-    Raises ValueError for an unknown id and for environments with different spaces, TypeError if `num_envs` is not an
-    integer, and OSError for too few file descriptors. Raises WorkerDied if a process ends while it makes its
-    environment.
+    Raises ValueError for environments with different spaces, and OSError for too few file descriptors. Raises
+    WorkerDied if a process ends while it makes its environment.
     """
-    num_envs = checked_num_envs(num_envs)
     check_descriptors(f"worlds={num_envs}", num_envs)
     # The kernel's "parent" is the thread that starts a process. Processes must survive the end of other threads.
     ends_with_parent = threading.current_thread() is threading.main_thread()
-    singles = [
-        functools.partial(_make_in_worker, os.getpid(), ends_with_parent, index, source, make_kwargs, info, action_mask)
-        for index in range(num_envs)
-    ]
     with starting():
-        return _Processes(singles, autoreset_mode=AutoresetMode.DISABLED)
+        made = functools.partial(_make_in_worker, os.getpid(), ends_with_parent, make)
+        return _Processes([made] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
 
 
 class _Processes(AsyncVectorEnv):
@@ -263,74 +241,14 @@ def check_descriptors(given: str, processes: int) -> None:
             os.close(descriptor)
 
 
-def _make_in_worker(
-    main: int,
-    ends_with_parent: bool,
-    index: int,
-    source: Source,
-    make_kwargs: Mapping[str, Any],
-    info: Mapping[str, np.ndarray[Any, Any]],
-    action_mask: bool,
-) -> Any:
-    """Make environment `index`. A worker ignores Ctrl-C and ends together with the process `main`."""
+def _make_in_worker(main: int, ends_with_parent: bool, make: Callable[[], Any]) -> Any:
+    """Make an environment. A worker ignores Ctrl-C and ends together with the process `main`."""
     if os.getpid() != main:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the main process is inherited
         if ends_with_parent and sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    made = make(source, make_kwargs)
-    if action_mask:
-        made = with_mask(made, name_of(source))
-    return _Checked(made, index, name_of(source), info) if isinstance(made, gymnasium.Env) else made
-
-
-class _Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Check results as `GymnasiumEnvironment` does, before Gymnasium casts them or writes them to shared memory.
-
-    Only the requested infos are passed on, and after a reset whether there is an action mask. All errors are picklable:
-    Gymnasium pickles them in a thread, which loses other errors.
-    """
-
-    def __init__(self, env: Any, index: int, name: str, info: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        super().__init__(env)
-        self._rows, self._info = (index,), info
-        self._who = f"environment {index} of {name}"
-        self._observations = Codec("observation", env.observation_space)
-
-    def reset(self, **kwargs: Any) -> Any:
-        with portable():
-            result = self.env.reset(**kwargs)
-            check_parts(self._who, "reset", result, RESET)
-            self._observations.stack([result[0]], self._rows)
-            has_mask = isinstance(result[1], Mapping) and ACTION_MASK in result[1]
-            return result[0], {ACTION_MASK: True} if has_mask else {}
-
-    def step(self, action: Any) -> Any:
-        with portable():
-            result = self.env.step(_as_arrays(self.env.action_space, action))
-            check_parts(self._who, "step", result, STEP)
-            observation, reward, terminated, truncated, info = result
-            self._observations.stack([observation], self._rows)
-            flags_2N = ended_flags((terminated,), (truncated,), (False,), self._rows)
-            reward_N = column("reward", [reward], _FLOAT, rows=self._rows)
-            wanted = {
-                key: wanted_infos([info], key, missing, self._rows)[0].numpy() for key, missing in self._info.items()
-            }
-            ended = (False, False) if flags_2N is None else flags_2N[:, 0].tolist()
-            return observation, reward_N[0], *ended, wanted
-
-    def render(self) -> Any:
-        with portable():
-            return self.env.render()
-
-
-def _as_arrays(space: spaces.Space[Any], action: Any) -> Any:
-    """Return an action with arrays for every Box. For the shape (), Gymnasium passes scalars."""
-    if isinstance(space, spaces.Dict):
-        return {key: _as_arrays(part, action[key]) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(_as_arrays(part, value) for part, value in zip(space.spaces, action, strict=True))
-    return np.asarray(action) if isinstance(space, spaces.Box) else action
+    return make()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,262 @@
+"""Workers of environments that are killed, crash, hang or lose their parent at random moments."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rein
+from rein.envs import GymnasiumWorkers
+from tests.faults.fragile import CRASHES, EXITS, FINE, HANGS, Fragile, number_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+
+ROOT = Path(__file__).parents[2]
+N = 4
+NOTHING = torch.full((N,), FINE)
+
+
+def check_step(last: torch.Tensor, time_step: rein.TimeStep, seeds: torch.Tensor) -> int:
+    """Check that no transition joins two episodes. Returns the number of lost episodes."""
+    valid, ended = time_step.valid, time_step.terminated | time_step.truncated
+    assert (time_step.truncated == ~valid).all()
+    assert torch.equal(time_step.final_observation[valid], last[valid] + torch.tensor([1.0, 0.0]))
+    assert torch.equal(time_step.final_observation[~valid], last[~valid])
+    assert torch.equal(time_step.observation[~ended], time_step.final_observation[~ended])
+    for row in ended.nonzero().flatten().tolist():
+        drawn = number_of(np.random.Generator(np.random.PCG64(int(seeds[row]))))
+        assert time_step.observation[row].tolist() == [0.0, float(np.float32(drawn))]
+    return int((~valid).sum())
+
+
+def test_killed_workers_are_replaced_and_no_transition_joins_two_episodes(scale: Callable[[int, int], int]) -> None:
+    kills, chance, steps = scale(500, 9), random.Random(0), 0
+    environment = GymnasiumWorkers(Fragile, N, 0, workers=2, on_failure="restart", max_restarts=kills)
+    last = environment.reset()
+    noticed = []
+    while environment.restarts < kills:
+        steps += 1
+        kind, before = chance.choice(["kill", "exit", "crash", "nothing"]), environment.restarts
+        action, row = NOTHING.clone(), chance.randrange(N)
+        if kind in ("exit", "crash"):
+            action[row] = EXITS if kind == "exit" else CRASHES
+        environment.send(action, [*range(N)])
+        if kind == "kill":
+            if chance.random() < 0.5:
+                time.sleep(chance.random() * 1e-3)  # the worker may be anywhere in its step
+            os.kill(environment._workers[row // 2].pid or 0, signal.SIGKILL)
+        began, rows = time.perf_counter(), 0
+        while rows < N:
+            received, time_step = environment.receive()
+            lost = check_step(last[received], time_step, environment.episode_seeds[received])
+            assert lost in ((0,) if environment.restarts == before else (0, 2))
+            last[received] = time_step.observation
+            rows += len(received)
+        if environment.restarts > before:
+            noticed.append(time.perf_counter() - began)
+    environment.close()
+    print(f"workers: {kills} kills in {steps} steps; the step with the restart took {np.median(noticed) * 1e3:.0f} ms")
+    assert not multiprocessing.active_children()
+
+
+def test_hanging_workers_are_replaced(scale: Callable[[int, int], int]) -> None:
+    hangs, chance = scale(50, 2), random.Random(1)
+    environment = GymnasiumWorkers(Fragile, N, 0, workers=2, timeout=0.5, on_failure="restart", max_restarts=1000)
+    last, lost = environment.reset(), 0
+    for number in range(hangs):
+        if number % 2:
+            os.kill(environment._workers[chance.randrange(2)].pid or 0, signal.SIGSTOP)
+            action = NOTHING
+        else:
+            action = NOTHING.clone()
+            action[chance.randrange(N)] = HANGS
+        for each in (action, NOTHING):
+            time_step = environment.apply_action(each)
+            lost += check_step(last, time_step, environment.episode_seeds)
+            last = time_step.observation
+    assert lost == 2 * environment.restarts >= 2 * hangs
+    environment.close()
+    print(f"workers: {hangs} hangs, {environment.restarts} restarts")
+
+
+def nothing(_: GymnasiumWorkers) -> None:
+    pass
+
+
+def resets(environment: GymnasiumWorkers) -> None:
+    environment.reset()
+
+
+def sends_all(environment: GymnasiumWorkers) -> None:
+    environment.reset()
+    environment.send(NOTHING, [*range(N)])
+
+
+def sends_one(environment: GymnasiumWorkers) -> None:
+    environment.reset()
+    environment.send(NOTHING[:1], [3])
+
+
+def is_killed_at_rest(environment: GymnasiumWorkers) -> None:
+    environment.reset()
+    os.kill(environment._workers[0].pid or 0, signal.SIGKILL)
+
+
+def is_killed_in_a_step(environment: GymnasiumWorkers) -> None:
+    sends_all(environment)
+    os.kill(environment._workers[1].pid or 0, signal.SIGKILL)
+
+
+def has_raised_an_error(environment: GymnasiumWorkers) -> None:
+    environment.reset()
+    with pytest.raises(rein.WorkerDied):
+        environment.apply_action(torch.full((N,), EXITS))
+
+
+def has_timed_out(environment: GymnasiumWorkers) -> None:
+    environment.reset()
+    with pytest.raises(rein.WorkerTimeout):
+        environment.apply_action(torch.full((N,), HANGS))
+
+
+def hangs_in_a_step(environment: GymnasiumWorkers) -> None:
+    environment.reset()
+    environment.send(torch.full((N,), HANGS), [*range(N)])
+
+
+def is_stopped(environment: GymnasiumWorkers) -> None:
+    environment.reset()
+    os.kill(environment._workers[0].pid or 0, signal.SIGSTOP)
+
+
+def has_refused_an_action(environment: GymnasiumWorkers) -> None:
+    environment.reset()
+    with pytest.raises(rein.EnvironmentContractError):
+        environment.apply_action(torch.zeros(N + 1, dtype=torch.int64))
+
+
+def is_closed(environment: GymnasiumWorkers) -> None:
+    environment.reset()
+    environment.close()
+
+
+STATES = [nothing, resets, sends_all, sends_one, is_killed_at_rest, is_killed_in_a_step, has_raised_an_error]
+STATES += [has_timed_out, hangs_in_a_step, is_stopped, has_refused_an_action, is_closed]
+OF_PROCESSES = {is_killed_at_rest, is_killed_in_a_step, has_raised_an_error, is_stopped}
+
+
+@pytest.mark.parametrize("mode", ["processes", "threads"])
+def test_close_returns_from_every_state(
+    mode: Any, scale: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not scale(1, 0):
+        monkeypatch.setattr("rein.envs.gymnasium.pool._GRACE", 0.2)
+    taken: dict[str, float] = {}
+    for number, state in enumerate(STATES):
+        if mode == "threads" and state in OF_PROCESSES:
+            continue
+        for deleted in (False, True) if scale(1, 0) else (number % 2 == 0,):
+            environment = GymnasiumWorkers(Fragile, N, 0, workers=2, mode=mode, timeout=0.5)
+            state(environment)
+            began = time.perf_counter()
+            if deleted:
+                del environment
+                gc.collect()
+            else:
+                environment.close()
+                environment.close()
+            taken[state.__name__] = max(time.perf_counter() - began, taken.get(state.__name__, 0.0))
+            assert not multiprocessing.active_children()
+    slowest = max(taken, key=lambda name: taken[name])
+    print(f"workers ({mode}): closed from {len(taken)} states, longest {taken[slowest]:.1f} s ({slowest})")
+
+
+def step_forever(ready: int) -> None:
+    environment = GymnasiumWorkers(Fragile, N, 0, workers=2)
+    environment.reset()
+    os.write(ready, b"1")
+    while True:
+        environment.apply_action(NOTHING)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends processes with their parent")
+def test_workers_end_with_a_killed_parent(scale: Callable[[int, int], int]) -> None:
+    """The workers inherit the writing end of a pipe, which is at its end when all of them have ended."""
+    chance, count, shared = random.Random(2), scale(50, 3), {*os.listdir("/dev/shm")}
+    for _ in range(count):
+        reading, writing = os.pipe()
+        if (parent := os.fork()) == 0:
+            try:
+                step_forever(writing)
+            finally:
+                os._exit(1)
+        os.close(writing)
+        assert os.read(reading, 1) == b"1"
+        time.sleep(chance.random() * 0.02)  # the parent and its workers may be anywhere in a step
+        os.kill(parent, signal.SIGKILL)
+        assert os.read(reading, 1) == b""
+        os.close(reading)
+        os.waitpid(parent, 0)
+    assert {*os.listdir("/dev/shm")} <= shared
+    print(f"workers: {count} parents killed, no process and no shared memory left")
+
+
+EXIT = """
+import torch
+from rein.envs import GymnasiumWorkers
+from tests.faults.fragile import HANGS, Fragile
+
+for mode in ("processes", "threads"):
+    environment = GymnasiumWorkers(Fragile, 4, 0, workers=2, mode=mode)
+    environment.reset()
+    environment.send(torch.full((4,), HANGS), [*range(4)])
+    globals()[mode] = environment
+"""
+
+
+def test_interpreter_exits_while_workers_hang() -> None:
+    done = subprocess.run([sys.executable, "-c", EXIT], cwd=ROOT, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert "was killed" in done.stderr
+    assert "was abandoned" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_abandoned_threads_do_not_change_later_results(scale: Callable[[int, int], int]) -> None:
+    """A thread that answers after its replacement has no effect."""
+    gate = threading.Event()
+
+    class Waits(Fragile):
+        def step(self, action: Any) -> Any:
+            if action == HANGS:
+                gate.wait()
+            return super().step(FINE)
+
+    environment = GymnasiumWorkers(Waits, N, 0, workers=2, mode="threads", timeout=0.3, on_failure="restart")
+    last, abandoned = environment.reset(), []
+    action = NOTHING.clone()
+    action[0] = HANGS
+    for each in [action, NOTHING] * scale(5, 1):
+        abandoned += [environment._workers[0]]
+        time_step = environment.apply_action(each)
+        check_step(last, time_step, environment.episode_seeds)
+        last = time_step.observation
+    gate.set()
+    assert all(worker.join(time.monotonic() + 60.0) for worker in abandoned if worker not in environment._workers)
+    time_step = environment.apply_action(NOTHING)
+    check_step(last, time_step, environment.episode_seeds)
+    environment.close()
