@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import re
 import signal
@@ -382,8 +383,9 @@ def test_incomplete_results_raise(part: Any, message: str, agent_id: bool) -> No
         environment.apply_action((environment.reset()["action_mask"][:, 0] * 0).long())
 
 
-def test_training_is_recorded_and_replayed(tmp_path: Path) -> None:
-    environment, store = climbers(3), rein.HDF5Store(tmp_path / "run")
+@pytest.mark.parametrize("make", [climbers, functools.partial(masked, "info")], ids=["plain", "masked"])
+def test_training_is_recorded_and_replayed(make: Any, tmp_path: Path) -> None:
+    environment, store = make(3), rein.HDF5Store(tmp_path / "run")
     agent = rein.PPO(environment, rollout_steps=20, minibatches=2, hidden=(8,), seed=0)
     loop = rein.training_loop(agent, environment, store, iterations=20)
     metrics = loop.run(epochs=4).metrics
@@ -392,7 +394,7 @@ def test_training_is_recorded_and_replayed(tmp_path: Path) -> None:
     run = rein.open_run(tmp_path / "run")
     episodes = [run.episode(number) for number in run.episodes["id"].tolist()]
     assert len(episodes) > 10
-    assert [result.difference for result in replay(climbers(3, 5), episodes, run=run)] == [None] * len(episodes)
+    assert [result.difference for result in replay(make(3, 5), episodes, run=run)] == [None] * len(episodes)
 
 
 class TestSimpleSpread(EnvironmentContract):
