@@ -37,7 +37,8 @@ class TimeStep(_TimeStep):
         final_observation: `(N, *O)` observation before any reset. Default: `observation`. The default raises
             EnvironmentContractError if a row was truncated. This check waits for a GPU, so pass `final_observation`
             on a GPU.
-        valid: `(N,)` bool, False for rows without a transition. Default: all True.
+        valid: `(N,)` bool, False for rows without a transition. Default: all True. A row that is truncated and not
+            valid ends an episode whose rest was lost, for instance with a worker that failed.
         info: tensors `(N, ...)` by name. Default: empty.
     """
 

@@ -193,6 +193,7 @@ def _play(
     terminated_N = torch.zeros(num_envs, dtype=torch.bool, device=device)
     truncated_N, active_N = terminated_N.clone(), ~terminated_N
     seed_N, options = environment.episode_seeds.clone(), getattr(environment, "episode_options", None)
+    restarts = getattr(environment, "restarts", 0)
     steps, observed = 0, not isinstance(policy, RandomPolicy)
     if recorder is not None:
         recorder.begin()
@@ -207,13 +208,18 @@ def _play(
         check_masks(observation, space, environment.single_action_space, valid_N)
         return_N += torch.where(valid_N, time_step.reward.double(), 0.0)
         length_N += valid_N
+        lost_N = time_step.truncated & ~time_step.valid & active_N
+        if getattr(environment, "restarts", 0) != restarts:  # a worker failed: its environments play other episodes
+            restarts = environment.restarts  # type: ignore[attr-defined]  # see above
+            return_N, length_N = return_N.masked_fill(lost_N, 0.0), length_N.masked_fill(lost_N, 0)
+            seed_N = torch.where(lost_N, environment.episode_seeds, seed_N)
         steps += 1
         terminated_N |= time_step.terminated & valid_N
         truncated_N |= time_step.truncated & valid_N
         if steps == max_episode_steps:
             truncated_N |= active_N & ~terminated_N
         if recorder is not None:
-            kept = valid_N & round.counted_N, truncated_N & valid_N & round.counted_N
+            kept = valid_N & round.counted_N, (truncated_N & valid_N | lost_N) & round.counted_N
             recorder.record(observation, action, to_device(extras or {}, device), time_step, *kept, seed_N, options)
         active_N = active_N & ~(terminated_N | truncated_N)
         observation = time_step.observation

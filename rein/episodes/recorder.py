@@ -64,7 +64,7 @@ class Recorder:
         if len(valid) != self._num_envs:
             raise ValueError(f"Recorder(num_envs={self._num_envs}): got a step of {len(valid)} environments")
         row: dict[str, Any] = {"observation": observation, "action": action, "reward": time_step.reward}
-        row |= {"terminated": time_step.terminated & valid, "truncated": truncated & valid, "valid": valid}
+        row |= {"terminated": time_step.terminated & valid, "truncated": truncated, "valid": valid}
         row |= {"next_observation": time_step.final_observation, "seed": seed}
         if taken := sorted(row.keys() & extras.keys()):
             raise ValueError(f"extras of the policy have reserved names {taken}; rename them")

@@ -85,14 +85,18 @@ class EpisodeStatistics:
         raw = rows["raw_reward" if "raw_reward" in rows else "reward"][start:stop]
         valid_TN = _host(rows["valid"][start:stop])
         reward_TN: np.ndarray = np.where(valid_TN, _host(raw), 0.0).astype(np.float64)
-        row_E, environment_E = np.nonzero(
-            _host(rows["terminated"][start:stop] | rows["truncated"][start:stop]) & valid_TN
-        )
+        truncated_TN = _host(rows["truncated"][start:stop])
+        row_E, environment_E = np.nonzero((_host(rows["terminated"][start:stop]) | truncated_TN) & valid_TN)
+        lost_TN = truncated_TN & ~valid_TN  # the rest of the episode was lost when a worker failed
+        lost_rows = set(np.nonzero(lost_TN)[0].tolist())
         first_T = np.searchsorted(row_E, np.arange(stop - start + 1)).tolist()  # first end in each row
         found: list[tuple[int, int, float, int]] = []
         for t, (a, b) in enumerate(itertools.pairwise(first_T)):
             self._return_N += reward_TN[t]
             self._length_N += valid_TN[t]
+            if t in lost_rows:
+                self._return_N[lost_TN[t]] = 0.0
+                self._length_N[lost_TN[t]] = 0
             if self._agents:
                 self._world_return_W += reward_TN[t].reshape(-1, self._agents).sum(1)
                 self._world_length_W += valid_TN[t].reshape(-1, self._agents).any(1)

@@ -253,7 +253,7 @@ class EpisodeReturns:
         self._sum_N += torch.where(transition.valid, transition.reward, 0.0)
         ended_N = (transition.terminated | transition.truncated) & transition.valid
         return_E = self._sum_N[ended_N]
-        self._sum_N.masked_fill_(ended_N, 0.0)
+        self._sum_N.masked_fill_(ended_N | transition.truncated, 0.0)
         return return_E
 
     def observe_reset(self, mask_N: Tensor) -> None:
