@@ -48,6 +48,9 @@ from rein.store.loading import resume as resume
 from rein.store.loading import save as save
 from rein.store.memory import MemoryStore as MemoryStore
 from rein.store.reader import open_run as open_run
+from rein.training.collection.collector import Asynchronous as Asynchronous
+from rein.training.collection.collector import FirstCome as FirstCome
+from rein.training.collection.ray_actors import RayActors as RayActors
 from rein.training.offline import fill as fill
 from rein.training.offline import offline_loop as offline_loop
 from rein.training.opponent_pool import OpponentPool as OpponentPool

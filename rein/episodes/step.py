@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +24,17 @@ from rein.types import StepState, TimeStep, Transition, Tree
 PHASES = ("action_selected", "action_applied", "observation_recorded", "model_optimized", "trajectory_persisted")
 
 
+class Collected(NamedTuple):
+    """Actions of N environments and their results."""
+
+    observation: Tree  # (N, *O) on which the actions were selected
+    action: Tree  # (N, *A)
+    extras: Mapping[str, Tensor]
+    time_step: TimeStep
+    seed: Tensor | None  # (N,) int64 of the episodes to which the steps belong
+    options: Sequence[Mapping[str, Any] | None] | None  # reset options of these episodes
+
+
 def silent(name: str) -> None:
     """Do nothing. Default `emit` of `batch_step`, for use without a loop."""
 
@@ -35,6 +46,7 @@ def batch_step(
     rows: RowBuffer | None = None,
     emit: Callable[[str], None] = silent,
     finite: FiniteData | None = None,
+    collect: Callable[[], Collected] | None = None,
 ) -> StepState:
     """Take one step: select_action, apply_action, record_observation, optimize_model, persist_trajectory.
 
@@ -46,6 +58,8 @@ def batch_step(
         emit: Called with the name of the phase after each phase. `state.step_state` then contains the values known so
             far. It is read again afterwards, so a handler can replace it with `state.step_state._replace(...)`.
         finite: Checks rewards and observations.
+        collect: Returns actions that were selected elsewhere, and their results. The phases `action_selected` and
+            `action_applied` are then not emitted.
 
     Returns:
         The next step_state. The clocks are advanced.
@@ -56,12 +70,16 @@ def batch_step(
     """
     known: StepState = state.step_state
     with torch.no_grad():
-        action, extras = agent.select_action(known.observation)
-        known = StepState(known.observation, known.active, action, extras)
-        known = _emit(state, known, "action_selected", emit)
-        seed_N = environment.episode_seeds if rows is not None else None  # before the step, in which an episode may end
-        options = getattr(environment, "episode_options", None) if rows is not None else None
-        received, time_step = _apply(agent, environment, known)
+        if collect is None:
+            action, extras = agent.select_action(known.observation)
+            known = StepState(known.observation, known.active, action, extras)
+            known = _emit(state, known, "action_selected", emit)
+            seed_N = environment.episode_seeds if rows is not None else None  # before the step, in which episodes end
+            options = getattr(environment, "episode_options", None) if rows is not None else None
+            received, time_step = _apply(agent, environment, known)
+        else:
+            observation, action, extras, time_step, seed_N, options = collect()
+            known, received = StepState(observation, None, action, extras), time_step
     if state.clocks.vector_steps == 0:
         check_time_step(time_step, environment.num_envs, environment.single_observation_space, finite=False)
     else:
@@ -71,7 +89,7 @@ def batch_step(
         known.observation, environment.single_observation_space, environment.single_action_space, time_step.valid
     )
     concluded = _conclude(state, known, time_step)
-    known = _emit(state, concluded, "action_applied", emit)
+    known = _emit(state, concluded, "action_applied", emit) if collect is None else concluded
     transition: Transition = known.transition  # type: ignore[assignment]  # set by _conclude
     if known is not concluded:
         check_transition(transition, environment.num_envs)

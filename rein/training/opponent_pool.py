@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from rein.agents.base.actor import snapshot
 from rein.envs.base.contract import checked_count
 from rein.types import Tree
 
@@ -28,7 +27,7 @@ class OpponentPool:
         loop = rein.training_loop(agent, env)
 
         @loop.epoch_ended(every=5)
-        def add_snapshot(state):
+        def addsnapshot(state):
             pool.add()
 
     Args:
@@ -44,7 +43,7 @@ class OpponentPool:
 
     def add(self) -> None:
         """Add a snapshot of the agent with its current parameters."""
-        self._put(self.added % self.size, _snapshot(self.agent))
+        self._put(self.added % self.size, snapshot(self.agent))
         self.added += 1
 
     def __len__(self) -> int:
@@ -61,7 +60,7 @@ class OpponentPool:
         """Return all snapshots and the states of their policies."""
         return {
             "added": self.added,
-            "agents": [snapshot.state_dict() for snapshot in self._snapshots],
+            "agents": [opponent.state_dict() for opponent in self._snapshots],
             "policies": [policy.state_dict() for policy in self._policies],
         }
 
@@ -69,9 +68,9 @@ class OpponentPool:
         """Load the result of `state_dict`."""
         self._snapshots, self._policies = [], []
         for index, saved in enumerate(state["agents"]):
-            snapshot = _snapshot(self.agent)
-            snapshot.load_state_dict(saved)
-            self._put(index, snapshot)
+            opponent = snapshot(self.agent)
+            opponent.load_state_dict(saved)
+            self._put(index, opponent)
             self._policies[index].load_state_dict(state["policies"][index])
         self.added = state["added"]
 
@@ -81,16 +80,3 @@ class OpponentPool:
 
     def __repr__(self) -> str:
         return f"OpponentPool({self.agent!r}, size={self.size})"
-
-
-def _snapshot(agent: Any) -> Any:
-    """Return a copy of an agent that can act, without its data and learners."""
-    memo: dict[int, Any] = {
-        id(part): None for name in ("replay", "rollout") if (part := getattr(agent, name, None)) is not None
-    }
-    learners = getattr(agent, "learners", {})
-    memo |= {id(learner): None for learner in learners.values()} | {id(learners): {}}
-    for value in vars(agent).values():
-        if isinstance(value, torch.Generator):
-            memo[id(value)] = value.clone_state()
-    return copy.deepcopy(agent, memo)

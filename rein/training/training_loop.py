@@ -36,6 +36,8 @@ from rein.ops.random import checked_seed, stream_seed
 from rein.ops.trees import map_tree, to_device
 from rein.protocols import AgentProtocol, Environment, Store
 from rein.replay.rollout import RowBuffer
+from rein.training.collection.collector import Collector, FirstCome
+from rein.training.collection.ray_actors import RayActors, RayCollector
 from rein.types import STEP_STATE_TYPES, StepState, Trajectory, Tree
 
 logger = logging.getLogger("rein")
@@ -59,6 +61,7 @@ def training_loop(
     check_finite: bool = True,
     strict: bool = False,
     debug: bool = False,
+    collection: FirstCome | RayActors | None = None,
 ) -> Loop:
     """Build a loop that trains `agent` in `environment` and appends each epoch's trajectories to `store`.
 
@@ -72,6 +75,8 @@ def training_loop(
     `state_to_trajectory(state)` adds fields, each (N, ...), to what is stored. `check_finite` checks that rewards,
     observations, losses, gradient norms and parameters are finite and raises NonFiniteError if one is not. `strict`
     and `debug` are options of the loop; `strict` does not apply to metrics, which an agent reports only when it learns.
+    `collection` steps each environment as soon as it is ready: `rein.FirstCome()`, or `rein.Asynchronous()` while the
+    agent learns, or `rein.RayActors()` on other machines.
 
     Raises TypeError or ValueError if the parts do not fit together. The run raises RuntimeError in
     `torch.inference_mode()`.
@@ -82,6 +87,7 @@ def training_loop(
         raise ValueError("training_loop(state_to_trajectory=...): the fields need a store, but store is None")
     drawn = [id(part) for part in seed_parts(seed, agent, environment)]
     iterations = STEPS if iterations is None and not episodic else iterations
+    collector = None if collection is None else build_collector(agent, environment, collection, episodic=episodic)
     rows = RowBuffer(iterations, everything=store is not None, derive=state_to_trajectory)
     groups = {name: group.rows for name, group in getattr(environment, "groups", {}).items()}
     statistics = EpisodeStatistics(environment.num_envs, rows, worlds=getattr(environment, "worlds", 0), groups=groups)
@@ -91,7 +97,7 @@ def training_loop(
     def step(state: State) -> StepState:
         # assigned here so that the step has ended even if a later handler raises an error
         try:
-            state.step_state = result = batch_step(state, agent, environment, rows, emit, finite)
+            state.step_state = result = batch_step(state, agent, environment, rows, emit, finite, collect)
         except Exception:  # the cause may be data that is not finite
             if finite is not None:
                 finite.check_rollout(state)
@@ -101,15 +107,18 @@ def training_loop(
     step.__qualname__ = "batch_step"  # shown in the repr of the loop
     checked = checks.strict(step, of=lambda step_state: step_state._replace(metrics=None)) if strict else step
     loop = Loop(checked, epochs=epochs, iterations=iterations, debug=debug, step_state_types=STEP_STATE_TYPES)
+    collect = None if collector is None else collector.next_row
     emit = _emitter(loop.state, {name: loop.define(name) for name in PHASES})
     ended = loop.define("episodes_completed")
     parts = {"agent": agent, "environment": environment, "rows": rows, "statistics": statistics, "episodes": completed}
+    if collector is not None:  # before the environment: its state is read first, and it pauses
+        collect_with(loop, collector)
     for name, part in parts.items():
         loop.own(name, part, by_chance="seed" if id(part) in drawn else ())
     keep_open_episodes(loop, rows, completed, everything=store is not None)  # before the rows are cleared
     report_episodes(loop, rows, statistics)  # first: an unfinished step needs its row before the reset
     check_learning(loop, agent, finite, check_finite)
-    reset_environments(loop, agent, environment, statistics, finite, episodic=episodic)
+    reset_environments(loop, agent, collector or environment, statistics, finite, episodic=episodic)
     report_agent(loop, agent)
     if episodic:
         halt_when_all_ended(loop)
@@ -203,7 +212,7 @@ def check_learning(loop: Loop, agent: Any, finite: FiniteData | None, check_fini
 def reset_environments(
     loop: Loop,
     agent: AgentProtocol,
-    environment: Environment,
+    environment: Environment | Collector | RayCollector,
     statistics: EpisodeStatistics,
     finite: FiniteData | None = None,
     *,
@@ -265,6 +274,39 @@ def reset_environments(
             reset_if_lost(state)
         elif not episodic:
             begin(state, None)
+
+
+def build_collector(
+    agent: Any, environment: Any, collection: FirstCome | RayActors, *, episodic: bool
+) -> Collector | RayCollector:
+    """Return the collector of a loop. Raises ValueError for episodic epochs, in which environments start together."""
+    if episodic:
+        raise ValueError(f"training_loop(collection={collection!r}, episodic=True): collection needs episodic=False")
+    return collection.collector(agent, environment)
+
+
+def collect_with(loop: Loop, collector: Collector | RayCollector) -> None:
+    """Register a collector, pause it when an epoch or the run ends, and report its staleness.
+
+    Raises ValueError at the start of the run if there are handlers of `action_selected` or `action_applied`.
+    """
+    loop.own("collection", collector)
+    loop.metric("staleness", lambda state: collector.staleness)
+
+    @loop.started.wire
+    def refuse_handlers(state: State) -> None:
+        for name in ("action_selected", "action_applied"):
+            if loop.event(name).handlers:
+                raise ValueError(
+                    f"{name} does not fire with collection=, because environments are not stepped together; attach the "
+                    "handler to observation_recorded, or remove collection"
+                )
+
+    def pause(state: State) -> None:
+        collector.pause()
+
+    for event in (loop.epoch_ended, loop.completed, loop.halted, loop.failed):
+        event.wire(pause)
 
 
 def halt_when_all_ended(loop: Loop) -> None:

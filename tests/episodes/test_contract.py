@@ -89,14 +89,10 @@ def test_wrong_type_of_time_step_is_named() -> None:
         check_time_step(tuple(time_step()), N, BOX)  # type: ignore[arg-type]  # wrong on purpose
 
 
-def test_partial_time_step_needs_environment_indices() -> None:
+def test_rows_of_some_environments_only_are_refused() -> None:
     two = TimeStep(*(x[1:] if isinstance(x, torch.Tensor) else x for x in time_step()))
-    indexed = two._replace(info={"environment_index": torch.tensor([0, 2])})
-    check_time_step(indexed, N, BOX)
     with pytest.raises(EnvironmentContractError, match=r"reward: expected float32 of shape \(3,\)"):
-        check_rows(two._replace(info={}), N)
-    with pytest.raises(EnvironmentContractError, match="at most 1 indices"):
-        check_rows(indexed, 1)
+        check_rows(two, N)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from stand_in_device import NAME, stand_in, waits
@@ -32,6 +33,7 @@ from rein.envs.navigation import Navigation
 from rein.envs.pendulum import Pendulum
 from rein.handlers.checkpoint import checkpoint
 from rein.networks.recurrent import GRU, LSTM
+from rein.ops.trees import map_tree
 from rein.store.hdf5 import HDF5Store
 from rein.training.training_loop import training_loop
 
@@ -88,8 +90,13 @@ def trained(case: str, device: str) -> tuple[dict[str, torch.Tensor], int]:
         nonlocal seen
         seen += waits.total() if state.epoch > 1 else 0
 
+    with mock.patch("torch.nn.init.orthogonal_", lambda weight, *_, **__: weight):  # fails on the CPU in `stand_in`
+        host_policy = loop.parts["agent"].policy(device="cpu")
     loop.run()
-    acted = loop.parts["agent"].policy().select_action(loop.state.step_state.observation)[0]
+    observation = loop.state.step_state.observation
+    acted = loop.parts["agent"].policy().select_action(observation)[0]
+    on_host = host_policy.select_action(map_tree(lambda x: x.cpu(), observation))[0]
+    assert torch.allclose(on_host, acted.cpu(), atol=1e-6), "a policy on the host must follow the agent"
     assert all(leaf.device.type == device for leaf in (acted, *loop.parts["agent"].networks.parameters()))
     return learned(loop), seen
 

@@ -30,6 +30,8 @@ from rein.ops.trees import checked_device, leaves
 from rein.schedules import Schedule
 from rein.types import Group, Transition, Tree
 
+PER_ENVIRONMENT = ("carry", "first_carry", "carry_reset")  # tensors of an agent that are not parameters
+
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(option, attrs.field))
 class _HasOptions:
@@ -219,9 +221,15 @@ class Agent(_HasOptions, abc.ABC):
                 if hasattr(value, "param_groups"):
                     set_learning_rate(value, rate(**self.counts))
 
-    def policy(self, deterministic: bool = True) -> AgentPolicy:
-        """Return a policy that uses the current parameters of the agent. Acting with it does not change the agent."""
-        return AgentPolicy(self, not deterministic)
+    def policy(self, deterministic: bool = True, *, device: torch.device | str | None = None) -> AgentPolicy:
+        """Return a policy that uses the current parameters of the agent. Acting with it does not change the agent.
+
+        Args:
+            deterministic: Whether to act greedily. Otherwise, the policy explores as much as the agent.
+            device: Device on which the policy acts, by default that of the agent. On another device the policy has a
+                copy of the parameters, which is updated when the agent has learned.
+        """
+        return AgentPolicy(self, not deterministic, device)
 
     def reseed(self, seed: int) -> None:
         """Start all random streams from `seed`. Loaded parameters are kept.
@@ -292,11 +300,15 @@ class AgentPolicy:
     has its own generator and carry.
     """
 
-    def __init__(self, agent: Agent, explore: bool | float) -> None:
+    def __init__(self, agent: Agent, explore: bool | float, device: torch.device | str | None = None) -> None:
         """Create a policy. `explore` is passed to `agent.act`: a bool, or a number for agents that accept it."""
-        self.device = agent.device
-        self._agent, self._explore = agent, explore
-        self._generator = None if explore is False else generator(agent._root_seed, "policy", device=agent.device)
+        self.device = agent.device if device is None else checked_device(device)
+        self._agent = self._source = agent
+        if self.device != agent.device:
+            options = {name: getattr(agent, name) for name in options_of(type(agent))} | {"device": self.device}
+            self._agent = type(agent)(agent.observation_space, agent.action_space, **options)  # type: ignore[call-arg]
+        self._explore, self._version = explore, -1  # number of updates of the copied parameters
+        self._generator = None if explore is False else generator(agent._root_seed, "policy", device=self.device)
         self.carry: Tensor | None = None  # (N, C) memory of a recurrent agent
 
     def __repr__(self) -> str:
@@ -305,7 +317,11 @@ class AgentPolicy:
     @torch.no_grad()
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tensor]]:
         """Return an action (N, ...) for an observation (N, ...)."""
-        agent = self._agent
+        agent, source = self._agent, self._source
+        if agent is not source and source.updates != self._version:
+            load_parameters(agent, parameters_of(source))
+            agent.env_steps, agent.updates = source.env_steps, source.updates
+            self._version = source.updates
         saved = agent.generator, agent.carry
         rows = len(next(leaf for _, leaf in leaves(observation)))
         carry = self.carry if self.carry is not None and len(self.carry) == rows else None
@@ -332,6 +348,30 @@ class AgentPolicy:
         """
         restore_own(self._generator, state["generator"])
         self.carry = None if state["carry"] is None else state["carry"].to(self.device, copy=True)
+
+
+def parameters_of(agent: Agent) -> dict[str, list[Tensor]]:
+    """Return the parameters and buffers of each module of an agent, and its other tensors for acting, by attribute."""
+    found = {}
+    for name, value in vars(agent).items():
+        if name.startswith("_"):
+            continue
+        if isinstance(value, nn.Module):
+            found[name] = [tensor.data for tensor in (*value.parameters(), *value.buffers())]
+        elif isinstance(value, Tensor) and name not in PER_ENVIRONMENT:
+            found[name] = [value]
+    return found
+
+
+def load_parameters(agent: Agent, parameters: Mapping[str, list[Tensor]]) -> None:
+    """Copy the result of `parameters_of`, for an agent with the same options, into this agent."""
+    mine = parameters_of(agent)
+    for name, tensors in parameters.items():
+        if name not in mine:  # a tensor that the agent created later
+            vars(agent)[name] = tensors[0].to(agent.device, copy=True)
+            continue
+        for copied, current in zip(mine[name], tensors, strict=True):
+            copied.copy_(current)
 
 
 def share_parameters(before: nn.Module, after: nn.Module) -> None:

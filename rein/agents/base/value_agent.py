@@ -54,17 +54,20 @@ class EpsilonGreedy(DiscreteActions, abc.ABC):
 
     has_critic = False
 
-    def policy(self, deterministic: bool = True, *, epsilon: float | None = None) -> AgentPolicy:
+    def policy(
+        self, deterministic: bool = True, *, epsilon: float | None = None, device: torch.device | str | None = None
+    ) -> AgentPolicy:
         """Return a policy that uses the current parameters of the agent.
 
         Args:
             deterministic: Whether to act greedily. Otherwise, the policy explores as much as the agent.
             epsilon: If given, act epsilon-greedily with this probability of a random action.
+            device: Device on which the policy acts, see `Agent.policy`.
         """
         if epsilon is None:
-            return AgentPolicy(self, not deterministic)  # type: ignore[arg-type]
+            return AgentPolicy(self, not deterministic, device)  # type: ignore[arg-type]
         try:
-            return AgentPolicy(self, in_unit_interval(epsilon))  # type: ignore[arg-type]
+            return AgentPolicy(self, in_unit_interval(epsilon), device)  # type: ignore[arg-type]
         except ValueError as error:
             raise ValueError(f"{type(self).__name__}.policy(epsilon={epsilon!r}): {error}") from None
 

@@ -3,14 +3,14 @@
 `check_time_step` reads every value and is meant to run once. `check_rows` checks only shapes and dtypes, and can run at
 every step.
 
-Shapes: N environments (or B <= N rows, if only some workers have answered), O one observation, A one action.
+Shapes: N environments, O one observation, A one action.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -59,18 +59,17 @@ def check_rows(time_step: TimeStep, num_envs: int) -> None:
 
     Raises EnvironmentContractError.
     """
-    rows = _number_of_rows(time_step, num_envs)
-    if time_step.reward.shape != (rows,) or time_step.reward.dtype is not torch.float32:
-        _fail("reward", f"float32 of shape ({rows},)", time_step.reward)
+    if time_step.reward.shape != (num_envs,) or time_step.reward.dtype is not torch.float32:
+        _fail("reward", f"float32 of shape ({num_envs},)", time_step.reward)
     for name in ("terminated", "truncated", "valid"):
         flag_N = getattr(time_step, name)
-        if flag_N.shape != (rows,) or flag_N.dtype is not torch.bool:
-            _fail(name, f"bool of shape ({rows},)", flag_N)
+        if flag_N.shape != (num_envs,) or flag_N.dtype is not torch.bool:
+            _fail(name, f"bool of shape ({num_envs},)", flag_N)
     for name in ("observation", "final_observation"):
         value = getattr(time_step, name)
         for path, leaf in ((name, value),) if isinstance(value, Tensor) else leaves(value, name):
-            if not isinstance(leaf, Tensor) or leaf.shape[:1] != (rows,):
-                _fail(path, f"a tensor of {rows} rows", leaf)
+            if not isinstance(leaf, Tensor) or leaf.shape[:1] != (num_envs,):
+                _fail(path, f"a tensor of {num_envs} rows", leaf)
 
 
 def check_rows_of(method: str, given_N: Any, num_envs: int, dtype: torch.dtype) -> None:
@@ -125,11 +124,9 @@ def check_time_step(
 
 def check_observed(time_step: TimeStep, observation_space: spaces.Space[Any]) -> None:
     """Check the discrete observations of a step, if they are on the host. See `check_integers`."""
-    index_B = time_step.info.get("environment_index")
-    environments = None if index_B is None else index_B.tolist()
-    check_integers(time_step.observation, observation_space, environments=environments)
+    check_integers(time_step.observation, observation_space)
     if time_step.final_observation is not time_step.observation:
-        check_integers(time_step.final_observation, observation_space, "final_observation", environments)
+        check_integers(time_step.final_observation, observation_space, "final_observation")
 
 
 def check_observation(
@@ -148,9 +145,7 @@ def check_observation(
     _check_tree(observation, num_envs, observation_space, field, tensor_dtype, finite)
 
 
-def check_integers(
-    value: Tree, space: spaces.Space[Any], field: str = "observation", environments: Sequence[int] | None = None
-) -> None:
+def check_integers(value: Tree, space: spaces.Space[Any], field: str = "observation") -> None:
     """Check Discrete, MultiDiscrete and MultiBinary values (N, ...) on the host. Fast enough for every step.
 
     An index out of range would select a wrong entry of a table or a one-hot vector. Values on another device are
@@ -160,7 +155,6 @@ def check_integers(
         value: tensor or dictionary of tensors.
         space: space of one value.
         field: name of the value in error messages.
-        environments: environment indices of the rows in error messages; by default the row numbers.
 
     Raises:
         EnvironmentContractError: with the index of the environment, the value and the space.
@@ -174,7 +168,7 @@ def check_integers(
             _fail(field, f"tensors of {space}", value)
         lowest, highest = torch.aminmax(leaf)
         if int(lowest) < part.low or int(highest) > part.high:  # bounds may differ by element
-            _check_range(leaf, part.space, ".".join((field, *part.path)), environments)
+            _check_range(leaf, part.space, ".".join((field, *part.path)))
 
 
 class _Integers(NamedTuple):
@@ -204,17 +198,14 @@ def _integers_of(space: spaces.Space[Any]) -> list[_Integers]:
     return known[1]
 
 
-def _check_range(
-    value: Tensor, space: spaces.Space[Any], field: str, environments: Sequence[int] | None = None
-) -> None:
+def _check_range(value: Tensor, space: spaces.Space[Any], field: str) -> None:
     if value.shape[1:] != space.shape:
         _fail(field, f"a tensor of shape {(len(value), *(space.shape or ()))}", value)
     wrong = outside(value, space)
     if wrong.any():
         row, *place = np.argwhere(wrong)[0].tolist()
-        index, at = row if environments is None else environments[row], f" at {place}" if place else ""
-        got = value[(row, *place)].tolist()
-        raise EnvironmentContractError(f"{field}, environment {index}{at}: expected a value of {space}, got {got}")
+        at, got = f" at {place}" if place else "", value[(row, *place)].tolist()
+        raise EnvironmentContractError(f"{field}, environment {row}{at}: expected a value of {space}, got {got}")
 
 
 def outside(value: Tensor, space: spaces.Space[Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -274,15 +265,6 @@ def _check_leaf(
             _check_values(field, value, value.isfinite(), "finite numbers")
     else:
         _check_range(value, space, field)
-
-
-def _number_of_rows(time_step: TimeStep, num_envs: int) -> int:
-    index_B = time_step.info.get("environment_index")
-    if index_B is None:
-        return num_envs
-    if index_B.ndim != 1 or len(index_B) > num_envs:
-        _fail("info.environment_index", f"at most {num_envs} indices", index_B)
-    return len(index_B)
 
 
 def _check_values(field: str, value: Tensor, ok: Tensor, expected: str) -> None:

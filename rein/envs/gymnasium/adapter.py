@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import logging
 import re
 import reprlib
@@ -253,6 +254,10 @@ class GymnasiumEnvironment:
         self.device = torch.device("cpu")
         self._name = name_of(id_or_factory)
         self._make_kwargs = make_kwargs
+        options = {"info": info, "action_mask": action_mask, "replayable": replayable, **make_kwargs}
+        self._build = functools.partial(
+            GymnasiumEnvironment, id_or_factory, max_replay_steps=max_replay_steps, **options
+        )
         self._seeds = HostEpisodeSeeds(num_envs, seed)
         self._options = ResetOptions(num_envs)
         self._envs: list[Any] = _make_all(id_or_factory, make_kwargs, num_envs)
@@ -532,6 +537,10 @@ class GymnasiumEnvironment:
         numbers = self._numbers(rows)
         check_masks(observation, self.single_observation_space, self.single_action_space, rows=numbers)
 
+    def part(self, rows: range) -> Callable[[], GymnasiumEnvironment]:
+        """Return a function that builds the environments `rows` alone, with the same episode seeds."""
+        return functools.partial(_built_part, self._build, rows, self.seed)
+
     def number_from(self, first: int) -> None:
         """Give the environments the numbers `first`, `first + 1`, ... in seeds and messages, as a part of a pool."""
         self._first, self._seeds = first, HostEpisodeSeeds(self.num_envs, self.seed, first)
@@ -621,6 +630,12 @@ def _make_all(source: Source, make_kwargs: Mapping[str, Any], num_envs: int) -> 
                     f" {getattr(environment, kind)}; all environments must have equal spaces"
                 )
     return made
+
+
+def _built_part(build: Callable[..., GymnasiumEnvironment], rows: range, seed: int | None) -> GymnasiumEnvironment:
+    part = build(len(rows), seed)
+    part.number_from(rows.start)
+    return part
 
 
 def check_sent(rows: Sequence[int], num_envs: int, sent: Collection[int]) -> None:

@@ -356,7 +356,7 @@ class GymnasiumWorkers:
     def receive(self, timeout: float | None = None) -> tuple[list[int], TimeStep]:
         """Wait until a step that was sent has ended. Returns all environments (R,) whose steps have, and their R rows.
 
-        Raises RuntimeError if no environment was sent, and the errors of `apply_action`. Raises WorkerTimeout if no
+        Raises RuntimeError if no environment was sent, and the errors of `apply_action`. Raises TimeoutError if no
         step has ended after `timeout` seconds; this does not end the workers, and `receive` can be called again.
         """
         self._check_failure()
@@ -366,7 +366,7 @@ class GymnasiumWorkers:
         self._pump(-math.inf)  # results that are there
         while not self._finished:
             if time.monotonic() >= deadline:
-                raise WorkerTimeout(f"{self._name}: no environment has answered within {timeout:g} s")
+                raise TimeoutError(f"{self._name}: no environment has answered within {timeout:g} s")
             self._pump(deadline)
         return self._received()
 

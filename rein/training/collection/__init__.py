@@ -1,0 +1,1 @@
+"""Collection of transitions from environments that do not step together."""

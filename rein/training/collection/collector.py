@@ -1,0 +1,303 @@
+"""Collector: steps each environment as soon as it is ready, and hands over rows of all environments.
+
+Shapes: N environments, R of them, L rows of the buffer.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from rein.agents.base.actor import Actor
+from rein.envs.base.contract import checked_count
+from rein.episodes.step import Collected
+from rein.ops.trees import map_tree, to_device
+from rein.types import Tree
+
+_POLL = 0.1  # seconds between two checks whether the background thread must end
+
+
+@attrs.frozen(kw_only=True)
+class FirstCome:
+    """Collection that acts in each environment as soon as it is ready, while the others keep stepping.
+
+    Use it for environments whose steps take different times. Each row of the loop has one step of every environment,
+    as usual, but an environment may be up to `ahead` steps ahead of the slowest one. On-policy agents learn from
+    actions of the current parameters only, because no environment goes beyond the end of a rollout.
+
+    The environments must have `send` and `receive`, such as those of `rein.make(..., workers=8)`.
+
+    Args:
+        min_batch: number of ready environments to wait for before actions are selected.
+        max_wait: longest time in seconds to wait for `min_batch` environments. By default there is no limit, except
+            that actions are selected if all environments are ready.
+        ahead: number of steps that an environment may be ahead of the slowest one.
+    """
+
+    min_batch: int = attrs.field(default=1)
+    max_wait: float | None = None
+    ahead: int = 64
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("min_batch", "ahead"):
+            checked_count(f"{type(self).__name__}({name}={getattr(self, name)!r})", getattr(self, name))
+
+    def collector(self, agent: Any, environment: Any) -> Collector:
+        """Return the collector of a loop."""
+        return Collector(agent, environment, self)
+
+
+@attrs.frozen(kw_only=True)
+class Asynchronous(FirstCome):
+    """Collection in a thread of its own, while the agent learns.
+
+    The thread acts with a copy of the parameters. Recorded actions are up to `ahead` steps old. The thread waits if it
+    is `ahead` steps ahead of the agent, so no transition is lost. The metric `staleness` is the mean number of updates
+    between the selection of an action and its use.
+
+    Args:
+        refresh: number of updates after which the copy of the parameters is refreshed.
+        epsilon: probability of a random action in each environment (Ape-X, Horgan et al. 2018), for agents with action
+            values. By default all environments explore as the agent does.
+    """
+
+    refresh: int = 1
+    epsilon: Sequence[float] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        checked_count(f"Asynchronous(refresh={self.refresh!r})", self.refresh)
+
+
+class Collector:
+    """Steps the environments of a loop as soon as each is ready. See `FirstCome` and `Asynchronous`.
+
+    The steps of an environment stay in order. Row d of the loop consists of step d of every environment.
+    """
+
+    def __init__(self, agent: Any, environment: Any, options: FirstCome) -> None:
+        if not hasattr(environment, "send"):
+            raise TypeError(
+                f"training_loop(collection={options!r}): {type(environment).__name__} cannot step its environments one "
+                "by one; use rein.make(..., workers=...), or remove collection"
+            )
+        self._agent, self._environment, self._options = agent, environment, options
+        self.num_envs, self.single_observation_space = environment.num_envs, environment.single_observation_space
+        self._asynchronous = options if isinstance(options, Asynchronous) else None
+        epsilon = None if self._asynchronous is None else _epsilon(self._asynchronous, self.num_envs, agent.device)
+        self._actor = Actor(agent, self.num_envs, copies=self._asynchronous is not None, epsilon=epsilon)
+        self.awaits_reset = False
+        self.staleness = 0.0  # mean number of updates since the actions of the last row were selected
+        self._version = 0  # number of updates of the parameters that the actor uses
+        self._acting = threading.Lock()  # held while the actor uses or copies parameters
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._start(None)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Options of the collection, as JSON values."""
+        return {"collection": type(self._options).__name__, **attrs.asdict(self._options)}
+
+    @property
+    def episode_seeds(self) -> Tensor:
+        """(N,) int64: seeds of the episodes to which the next row belongs."""
+        seed_N = self._environment.episode_seeds.clone()
+        with self._changed:
+            place = self._delivered % len(self._versions)
+            for row, sent in enumerate(self._sent):
+                if sent > self._delivered:
+                    seed_N[row] = self._seeds[place][row]
+        return seed_N
+
+    def reset(self) -> Tree:
+        """Begin new episodes in all environments, and discard rows that were not handed over."""
+        self.pause()
+        observation = self._environment.reset()
+        self._start(observation)
+        self._refresh()
+        self._actor.begin_episodes(range(self.num_envs))
+        self.awaits_reset = False
+        return observation
+
+    def next_row(self) -> Collected:
+        """Wait until every environment has made its next step, and return the steps as one row."""
+        if self._asynchronous is None:
+            self._limit = self._delivered + min(self._options.ahead, _rows_left(self._agent))
+            self._refresh()
+            while not self._complete():
+                self._advance(None)
+        else:
+            self._wait(self._asynchronous)
+        place = self._delivered % len(self._versions)
+        used = self._versions[place]
+        self.staleness = self._agent.updates - sum(used) / self.num_envs
+        fields = {name: map_tree(lambda x: x[place].clone(), field) for name, field in self._fields.items()}
+        seed_N = torch.tensor(self._seeds[place], dtype=torch.int64, device="cpu")
+        options = None if self._given[place].count(None) == self.num_envs else [*self._given[place]]
+        with self._changed:
+            self._delivered += 1
+            self._limit = self._delivered + self._options.ahead
+            self._changed.notify_all()
+        return Collected(**fields, seed=seed_N, options=options)
+
+    def pause(self) -> None:
+        """Wait until no environment steps. Rows that were not handed over are kept."""
+        if self._thread is not None:
+            with self._changed:
+                self._stopping = True
+                self._changed.notify_all()
+            self._thread.join()
+            self._thread = None
+        while self._in_flight() and self._error is None:
+            self._receive(None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Pause, so that the state of the environments can be read. Rows that were not handed over are not saved."""
+        self.pause()
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Request new episodes, because the environments were ahead of the saved run."""
+        self.awaits_reset = True
+
+    def _start(self, observation: Tree) -> None:
+        length, self._observation = self._options.ahead + 1, observation
+        self._sent, self._received, self._delivered, self._limit = [0] * self.num_envs, [0] * self.num_envs, 0, 0
+        self._fields: dict[str, Tree] = {}
+        self._versions = [[0] * self.num_envs for _ in range(length)]
+        self._seeds = [[-1] * self.num_envs for _ in range(length)]
+        self._given: list[list[Any]] = [[None] * self.num_envs for _ in range(length)]
+        self._ready_since: float | None = None
+        self._stopping, self._error = False, None
+
+    def _refresh(self) -> None:
+        with self._acting:
+            self._actor.refresh()
+            self._version = self._agent.updates
+
+    def _wait(self, options: Asynchronous) -> None:
+        """Refresh the parameters of the actor if it is time, and wait for the thread to complete a row."""
+        if self._agent.updates - self._version >= options.refresh:
+            self._refresh()
+        with self._changed:
+            self._limit = self._delivered + options.ahead
+            if self._thread is None:
+                self._stopping = False
+                self._thread = threading.Thread(target=self._run, name="rein-collector", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._complete() or self._error is not None)
+        if not self._complete() and self._error is not None:
+            self._thread.join()
+            self._thread = None
+            raise self._error
+
+    def _run(self) -> None:
+        """Collect in the thread until the collector is paused."""
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopping or self._in_flight() or self._ready())
+                    if self._stopping:
+                        return
+                self._advance(_POLL)
+        except BaseException as error:  # raised again by next_row
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _complete(self) -> bool:
+        return min(self._received) > self._delivered
+
+    def _in_flight(self) -> bool:
+        return self._sent != self._received
+
+    def _ready(self) -> list[int]:
+        pairs = enumerate(zip(self._sent, self._received, strict=True))
+        return [row for row, (sent, received) in pairs if sent == received and sent < self._limit]
+
+    def _advance(self, wait: float | None) -> None:
+        """Act in the environments that are ready, or wait until another one is, for at most `wait` seconds."""
+        ready, now = self._ready(), time.monotonic()
+        self._ready_since = None if not ready else self._ready_since or now
+        longest = self._options.max_wait
+        if ready and longest is not None:
+            left = self._ready_since + longest - now  # type: ignore[operator]  # set above
+            wait = left if wait is None else min(wait, left)
+        enough = len(ready) >= self._options.min_batch or not self._in_flight()
+        if ready and (enough or (wait is not None and wait <= 0.0)):
+            self._ready_since = None
+            self._act(ready)
+        else:
+            self._receive(wait)
+
+    def _act(self, rows: list[int]) -> None:
+        row_R = torch.tensor(rows, device=self._agent.device)
+        seeds, given = self._environment.episode_seeds.tolist(), getattr(self._environment, "episode_options", None)
+        observation = to_device(map_tree(lambda x: x[rows], self._observation), self._agent.device)
+        with self._acting:
+            action, extras = self._actor.select_action(observation, rows)
+            version = self._version
+        self._write({"observation": observation, "action": action, "extras": extras}, rows, self._sent)
+        for row in rows:
+            place = self._sent[row] % len(self._versions)
+            self._versions[place][row], self._seeds[place][row] = version, seeds[row]
+            self._given[place][row] = None if given is None else given[row]
+        self._environment.send(to_device(action, self._environment.device), rows)
+        with self._changed:
+            for row in row_R.tolist():
+                self._sent[row] += 1
+
+    def _receive(self, wait: float | None) -> None:
+        try:
+            rows, time_step = self._environment.receive(wait)
+        except TimeoutError:
+            return
+        row_R = torch.tensor(rows, device="cpu")
+        self._observation = map_tree(
+            lambda x, new: x.index_copy(0, row_R, new), self._observation, time_step.observation
+        )
+        ended_R = time_step.terminated | time_step.truncated | ~time_step.valid
+        with self._acting:
+            self._actor.begin_episodes(row_R[ended_R.cpu()].tolist())
+        self._write({"time_step": to_device(time_step, self._agent.device)}, rows, self._received)
+        with self._changed:
+            for row in rows:
+                self._received[row] += 1
+            self._changed.notify_all()
+
+    def _write(self, values: Mapping[str, Tree], rows: list[int], counts: Sequence[int]) -> None:
+        length, num_envs = len(self._versions), self.num_envs
+        place_R = torch.tensor([counts[row] % length for row in rows], device=self._agent.device)
+        row_R = torch.tensor(rows, device=self._agent.device)
+        for name, value in values.items():
+            if name not in self._fields:
+                self._fields[name] = map_tree(lambda x: x.new_zeros(length, num_envs, *x.shape[1:]), value)
+            map_tree(lambda field, x: field.index_put_((place_R, row_R), x), self._fields[name], value)
+
+
+def _epsilon(options: Asynchronous, num_envs: int, device: torch.device) -> Tensor | None:
+    if options.epsilon is None:
+        return None
+    epsilon_N = torch.tensor([*options.epsilon], dtype=torch.float32, device=device)
+    if len(epsilon_N) != num_envs or bool(((epsilon_N < 0) | (epsilon_N > 1)).any()):
+        raise ValueError(
+            f"Asynchronous(epsilon={options.epsilon!r}): give one number from 0 to 1 for each of the {num_envs} "
+            "environments"
+        )
+    return epsilon_N
+
+
+def _rows_left(agent: Any) -> int:
+    """Return the number of rows until the rollout of an on-policy agent is full."""
+    rollout = vars(agent).get("rollout")
+    return sys.maxsize if rollout is None else rollout.steps - len(rollout)

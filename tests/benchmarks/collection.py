@@ -1,0 +1,113 @@
+"""Collection from environments whose steps take different times: lock-step, first come and asynchronous.
+
+    python tests/benchmarks/collection.py first-come     # 8 environments with exponential step times of mean 20 ms
+    python tests/benchmarks/collection.py asynchronous   # SAC, and a step that sleeps as long as an update takes
+    python tests/benchmarks/collection.py pendulum       # final returns of SAC on Pendulum-v1
+
+The first two print env steps per second of wall time and ratios. Environments sleep, so that other load matters little.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import sys
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+
+import rein
+
+MEAN = 0.02  # seconds per step
+ROUNDS = 3
+
+
+class Sleeping(gymnasium.Env[Any, Any]):
+    """Environment whose steps sleep: exponentially distributed times with a mean, or a fixed time."""
+
+    def __init__(self, seconds: float, exponential: bool) -> None:
+        self.observation_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
+        self.action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self._seconds, self._exponential = seconds, exponential
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        time.sleep(self.np_random.exponential(self._seconds) if self._exponential else self._seconds)
+        return np.zeros(3, np.float32), 0.0, False, False, {}
+
+
+def rate(agent: Any, env: Any, collection: Any, env_steps: int, iterations: int = 128) -> float:
+    """Return env steps per second of wall time."""
+    loop = rein.training_loop(agent, env, iterations=iterations, collection=collection)
+    loop.run(epochs=1, iterations=8)  # start of threads and first use
+    begun, before = time.perf_counter(), agent.env_steps
+    loop.run(epochs=env_steps // (iterations * env.num_envs) + loop.state.epoch)
+    return (agent.env_steps - before) / (time.perf_counter() - begun)
+
+
+def first_come() -> None:
+    """Print rates of PPO and of SAC that does not learn yet."""
+    ceiling = 8 / MEAN
+    cases: dict[str, Any] = {
+        "PPO, rollouts of 128": functools.partial(rein.PPO, rollout_steps=128),
+        "SAC before it learns": functools.partial(rein.SAC, learning_starts=10**9),
+    }
+    for name, build in cases.items():
+        rates: dict[str, list[float]] = {"lock-step": [], "first come": []}
+        for _ in range(ROUNDS):
+            for kind, collection in (("lock-step", None), ("first come", rein.FirstCome())):
+                env = rein.make(functools.partial(Sleeping, MEAN, True), 8, seed=0, workers=8, mode="threads")
+                rates[kind].append(rate(build(env), env, collection, 2048))
+                env.close()
+        slow, fast = (statistics.median(values) for values in rates.values())
+        print(
+            f"{name}: {slow:.0f} and {fast:.0f} env steps/s, ratio {fast / slow:.2f}, {fast / ceiling:.2f} of ceiling"
+        )
+
+
+def asynchronous() -> None:
+    """Print rates of SAC with one environment whose step takes as long as an update."""
+    torch.set_num_threads(1)
+    build = functools.partial(rein.SAC, learning_starts=256, batch_size=256)
+    env = rein.make(functools.partial(Sleeping, 0.0, False), 1, seed=0, workers=1, mode="threads")
+    agent = build(env)
+    rein.train(agent, env, env_steps=512)
+    begun = time.perf_counter()
+    agent.learn(200)
+    update = (time.perf_counter() - begun) / 200
+    rates: dict[str, list[float]] = {"synchronous": [], "asynchronous": []}
+    for _ in range(ROUNDS):
+        for kind, collection in (("synchronous", None), ("asynchronous", rein.Asynchronous())):
+            env = rein.make(functools.partial(Sleeping, update, False), 1, seed=0, workers=1, mode="threads")
+            agent = build(env, seed=0)
+            rein.train(agent, env, env_steps=512)
+            rates[kind].append(rate(agent, env, collection, 1024))
+            env.close()
+    slow, fast = (statistics.median(values) for values in rates.values())
+    print(f"SAC, updates of {1e3 * update:.1f} ms: {slow:.0f} and {fast:.0f} env steps/s, ratio {fast / slow:.2f}")
+
+
+def pendulum() -> None:
+    """Print returns of SAC on Pendulum-v1 after 20,000 env steps, synchronous and asynchronous, for five seeds."""
+    torch.set_num_threads(1)
+    for kind, collection in (("synchronous", None), ("asynchronous", rein.Asynchronous(ahead=16))):
+        returns = []
+        for seed in range(5):
+            env = rein.make("Pendulum-v1", 4, seed=seed, workers=2, mode="threads")
+            agent = rein.SAC(env, learning_starts=1_000, hidden=(64, 64), update_to_data=0.5, seed=seed)
+            rein.train(agent, env, env_steps=20_000, collection=collection)
+            env.close()
+            test_env = rein.make("Pendulum-v1", 20, seed=100)
+            returns.append(rein.evaluate(agent, test_env, episodes=20).mean_return)
+        print(f"{kind}: {', '.join(f'{value:.0f}' for value in returns)}", flush=True)
+
+
+if __name__ == "__main__":
+    {"first-come": first_come, "asynchronous": asynchronous, "pendulum": pendulum}[sys.argv[1]]()
