@@ -132,7 +132,8 @@ class Collector:
         """Wait until every environment has made its next step, and return the steps as one row."""
         if self._asynchronous is None:
             self._limit = self._delivered + min(self._options.ahead, _rows_left(self._agent))
-            self._refresh()
+            if self._agent.updates != self._version:
+                self._refresh()
             while not self._complete():
                 self._advance(None)
         else:
