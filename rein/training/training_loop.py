@@ -129,11 +129,7 @@ def training_loop(
 
             store = HDF5Store(store, exist="new")
             check_fit(agent, environment, store)
-        loop.own("store", store)
-        if begin := getattr(store, "begin", None):  # first, before the store is changed
-            loop.started.wire(lambda state: begin(state.clocks.epochs))
-        describe_run(loop, store)
-        write_trajectories(loop, store, rows, statistics)
+        write_to(loop, store, rows, statistics)
     return loop
 
 
@@ -400,6 +396,15 @@ def report_episodes(loop: Loop, rows: RowBuffer, statistics: EpisodeStatistics) 
 
     for name in statistics.metrics:
         loop.metrics.compute(name, lambda name=name: statistics.read(name))
+
+
+def write_to(loop: Loop, store: Store, rows: RowBuffer, statistics: EpisodeStatistics) -> None:
+    """Register the store of a loop. Write the description of the run, metrics and trajectories to it."""
+    loop.own("store", store)
+    if begin := getattr(store, "begin", None):  # first, before the store is changed
+        loop.started.wire(lambda state: begin(state.clocks.epochs))
+    describe_run(loop, store)
+    write_trajectories(loop, store, rows, statistics)
 
 
 def describe_run(loop: Loop, store: Store) -> None:

@@ -242,7 +242,6 @@ class Collector:
             self._receive(wait)
 
     def _act(self, rows: list[int]) -> None:
-        row_R = torch.tensor(rows, device=self._agent.device)
         seeds, given = self._environment.episode_seeds.tolist(), getattr(self._environment, "episode_options", None)
         observation = to_device(map_tree(lambda x: x[rows], self._observation), self._agent.device)
         with self._acting:
@@ -255,7 +254,7 @@ class Collector:
             self._given[place][row] = None if given is None else given[row]
         self._environment.send(to_device(action, self._environment.device), rows)
         with self._changed:
-            for row in row_R.tolist():
+            for row in rows:
                 self._sent[row] += 1
 
     def _receive(self, wait: float | None) -> None:
@@ -263,7 +262,7 @@ class Collector:
             rows, time_step = self._environment.receive(wait)
         except TimeoutError:
             return
-        row_R = torch.tensor(rows, device="cpu")
+        row_R = torch.tensor(rows, dtype=torch.int64, device="cpu")
         self._observation = map_tree(
             lambda x, new: x.index_copy(0, row_R, new), self._observation, time_step.observation
         )
@@ -277,9 +276,9 @@ class Collector:
             self._changed.notify_all()
 
     def _write(self, values: Mapping[str, Tree], rows: list[int], counts: Sequence[int]) -> None:
-        length, num_envs = len(self._versions), self.num_envs
-        place_R = torch.tensor([counts[row] % length for row in rows], device=self._agent.device)
-        row_R = torch.tensor(rows, device=self._agent.device)
+        length, num_envs, device = len(self._versions), self.num_envs, self._agent.device
+        place_R = torch.tensor([counts[row] % length for row in rows], dtype=torch.int64, device=device)
+        row_R = torch.tensor(rows, dtype=torch.int64, device=device)
         for name, value in values.items():
             if name not in self._fields:
                 self._fields[name] = map_tree(lambda x: x.new_zeros(length, num_envs, *x.shape[1:]), value)

@@ -253,7 +253,7 @@ class _Remote:
         """Begin the episodes after those with these indices (n,). Returns observations (n, *O) and seeds (n,)."""
         environment = self._environment
         state = environment.state_dict()
-        seeds = {"seed": environment.seed, "index": torch.tensor(index_n), "current": state["seeds"]["current"]}
+        seeds = {"seed": environment.seed, "index": _tensors(index_n), "current": state["seeds"]["current"]}
         environment.load_state_dict({**state, "seeds": {**seeds, "started": True}})
         self._observation = environment.reset()
         return _arrays((self._observation, environment.episode_seeds))
@@ -295,4 +295,4 @@ def _arrays(tree: Any) -> Any:
 
 def _tensors(tree: Any) -> Any:
     """Return a tree with new tensors for its arrays, which Ray makes read-only."""
-    return map_tree(lambda x: torch.tensor(x) if isinstance(x, np.ndarray | np.generic) else x, tree)
+    return map_tree(lambda x: torch.from_numpy(np.array(x)) if isinstance(x, np.ndarray | np.generic) else x, tree)
