@@ -61,6 +61,7 @@ CASES: dict[Callable[..., Any], Callable[[], Any]] = {
     statistics.normalize: lambda: statistics.normalize(ROWS, MOMENTS),
     statistics.global_norm: lambda: statistics.global_norm([VALUE, REWARD]),
     statistics.clip_global_norm_: lambda: statistics.clip_global_norm_([VALUE.clone(), REWARD.clone()], 0.5),
+    statistics.interquartile_mean: lambda: statistics.interquartile_mean(ROWS),
     statistics.clip_by_norm_: lambda: statistics.clip_by_norm_([VALUE.clone()], VALUE.norm(), 0.5),
 }
 
@@ -100,7 +101,7 @@ def equal_in_one_graph(function: Callable[[], Any]) -> None:
 def test_every_function_that_does_not_draw_has_a_case() -> None:
     found = public_functions(returns, losses, statistics, indices)
     assert {function for function in found if not draws(function)} == CASES.keys()
-    assert {function for function in found if draws(function)} == {indices.minibatches}
+    assert {function for function in found if draws(function)} == {indices.minibatches, statistics.bootstrap_interval}
 
 
 @pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
