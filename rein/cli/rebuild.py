@@ -28,7 +28,7 @@ from rein.store.reader import Run
 _USED = ("num_envs", "episode_seeds", "reseed", "reset", "apply_action", "close")  # attributes of an environment
 _ADAPTERS = (
     "rein.envs.gymnasium.adapter.GymnasiumEnvironment",
-    "rein.envs.gymnasium.pool.GymnasiumWorkers",
+    "rein.envs.gymnasium.workers.GymnasiumWorkers",
     "rein.envs.gymnasium.vector.GymnasiumVectorEnvironment",
 )
 NOT_REBUILT = ("rein.envs.base", "rein.envs.gymnasium", "rein.envs.jax", "rein.envs.pettingzoo", "rein.envs.tensors")

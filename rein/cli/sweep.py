@@ -257,7 +257,7 @@ def sweep_of(words: Sequence[str]) -> Sweep:
     if not texts:
         raise ValueError(f"rein sweep {name}: give the values of one option or more, {_EXAMPLES}")
     if planned.options["resume"]:
-        raise ValueError("--resume: rein sweep continues the sweep in its folder by itself; leave it out")
+        raise ValueError("--resume: rein sweep continues the sweep in its folder without it; remove it")
     if planned.options["trials"] < 1:
         raise ValueError(f"--trials {planned.options['trials']}: must be 1 or more")
     if "store" not in planned.own:

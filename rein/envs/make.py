@@ -7,8 +7,8 @@ from typing import Any, Literal
 from gymnasium.vector import VectorEnv
 
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment, Source
-from rein.envs.gymnasium.pool import GymnasiumWorkers
 from rein.envs.gymnasium.vector import GymnasiumVectorEnvironment
+from rein.envs.gymnasium.workers import GymnasiumWorkers
 
 _OF_WORKERS = ("timeout", "on_failure", "max_restarts")  # options of GymnasiumWorkers only
 

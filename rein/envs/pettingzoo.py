@@ -24,9 +24,9 @@ from rein.envs.base.masks import check_masks
 from rein.envs.base.seeding import HostEpisodeSeeds
 from rein.envs.base.spaces import Codec, column, representation
 from rein.envs.gymnasium.adapter import as_json, name_of
+from rein.envs.gymnasium.async_vector_env import Workers, in_processes, portable
 from rein.envs.gymnasium.history import ActionHistory
 from rein.envs.gymnasium.masks import as_mask, check_has_mask, folded, folded_space, missing_masks, warn_of_mask
-from rein.envs.gymnasium.workers import Workers, in_processes, portable
 from rein.errors import EnvironmentContractError
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, explain
 from rein.networks.reserved import ACTION_MASK, RESERVED, entry

@@ -204,7 +204,7 @@ def test_sweep_without_a_score_sets_the_exit_status(scores, capsys):
         ([*SWEEP, "--param", "learning_rate=0..1"], "twice"),
         ([*SWEEP, "--learning-rate", "0.5"], "twice"),
         ([*SWEEP, "--trials", "0"], "--trials 0"),
-        ([*SWEEP, "--run", "there", "--resume"], "leave it out"),
+        ([*SWEEP, "--run", "there", "--resume"], "remove it"),
         ([*SWEEP, "--run", "there"], "not the folder of a sweep"),
         ([*SWEEP, "--gama", "0.5"], "--gamma"),
         (["tune", "gridworld"], "rein sweep"),

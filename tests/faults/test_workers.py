@@ -164,7 +164,7 @@ def test_close_returns_from_every_state(
     mode: Any, scale: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not scale(1, 0):
-        monkeypatch.setattr("rein.envs.gymnasium.pool._GRACE", 0.2)
+        monkeypatch.setattr("rein.envs.gymnasium.workers._GRACE", 0.2)
     taken: dict[str, float] = {}
     others = {*multiprocessing.active_children()}
     for number, state in enumerate(STATES):

@@ -23,7 +23,7 @@ from gymnasium import spaces
 
 import rein
 from rein.envs import GymnasiumEnvironment, GymnasiumWorkers
-from rein.envs.gymnasium import pool
+from rein.envs.gymnasium import workers as module
 from rein.ops.random import episode_seeds
 from rein.testing.environment import EnvironmentContract, random_actions
 from rein.testing.stateful import copy_state, first_difference
@@ -594,7 +594,7 @@ def test_close_in_every_state_returns_and_is_idempotent(mode: Any) -> None:
 
 
 def test_close_kills_a_worker_that_hangs(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "_GRACE", 0.2)
+    monkeypatch.setattr(module, "_GRACE", 0.2)
     environment = build(hangs, "close")
     environment.reset()
     with caplog.at_level(logging.WARNING):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 import copy
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 import attrs
@@ -348,6 +348,17 @@ class AgentPolicy:
         """
         restore_own(self._generator, state["generator"])
         self.carry = None if state["carry"] is None else state["carry"].to(self.device, copy=True)
+
+
+def snapshot(agent: Any, shared: Iterable[Any] = ()) -> Any:
+    """Return a copy of an agent that can act, without its data and learners. `shared` objects are not copied."""
+    parts = [getattr(agent, name, None) for name in ("replay", "rollout", "_graph")]
+    memo: dict[int, Any] = {id(part): None for part in (*parts, *agent.learners.values()) if part is not None}
+    memo |= {id(agent.learners): {}, **{id(part): part for part in shared if part is not None}}
+    for value in vars(agent).values():
+        if isinstance(value, torch.Generator):
+            memo[id(value)] = value.clone_state()
+    return copy.deepcopy(agent, memo)
 
 
 def parameters_of(agent: Agent) -> dict[str, list[Tensor]]:

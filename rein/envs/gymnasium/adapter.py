@@ -542,7 +542,7 @@ class GymnasiumEnvironment:
         return functools.partial(_built_part, self._build, rows, self.seed)
 
     def number_from(self, first: int) -> None:
-        """Give the environments the numbers `first`, `first + 1`, ... in seeds and messages, as a part of a pool."""
+        """Give the environments the numbers `first`, `first + 1`, ... in seeds and messages, for a worker."""
         self._first, self._seeds = first, HostEpisodeSeeds(self.num_envs, self.seed, first)
 
     def _numbers(self, rows: Sequence[int]) -> Sequence[int]:

@@ -1,6 +1,6 @@
-"""Collector: steps each environment as soon as it is ready, and hands over rows of all environments.
+"""Collection that steps each environment as soon as it is ready.
 
-Shapes: N environments, R of them, L rows of the buffer.
+Shapes: N environments, R of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from rein.agents.base.actor import Actor
+from rein.agents.base.collection_policy import CollectionPolicy
 from rein.envs.base.contract import checked_count
 from rein.episodes.step import Collected
 from rein.ops.trees import map_tree, to_device
@@ -41,7 +41,7 @@ class FirstCome:
         ahead: number of steps that an environment may be ahead of the slowest one.
     """
 
-    min_batch: int = attrs.field(default=1)
+    min_batch: int = 1
     max_wait: float | None = None
     ahead: int = 64
 
@@ -56,7 +56,7 @@ class FirstCome:
 
 @attrs.frozen(kw_only=True)
 class Asynchronous(FirstCome):
-    """Collection in a thread of its own, while the agent learns.
+    """Collection in a separate thread while the agent learns.
 
     The thread acts with a copy of the parameters. Recorded actions are up to `ahead` steps old. The thread waits if it
     is `ahead` steps ahead of the agent, so no transition is lost. The metric `staleness` is the mean number of updates
@@ -92,11 +92,11 @@ class Collector:
         self.num_envs, self.single_observation_space = environment.num_envs, environment.single_observation_space
         self._asynchronous = options if isinstance(options, Asynchronous) else None
         epsilon = None if self._asynchronous is None else _epsilon(self._asynchronous, self.num_envs, agent.device)
-        self._actor = Actor(agent, self.num_envs, copies=self._asynchronous is not None, epsilon=epsilon)
+        self._policy = CollectionPolicy(agent, self.num_envs, copies=self._asynchronous is not None, epsilon=epsilon)
         self.awaits_reset = False
         self.staleness = 0.0  # mean number of updates since the actions of the last row were selected
-        self._version = 0  # number of updates of the parameters that the actor uses
-        self._acting = threading.Lock()  # held while the actor uses or copies parameters
+        self._version = 0  # number of updates of the parameters that the policy uses
+        self._acting = threading.Lock()  # held while the policy uses or copies parameters
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -124,7 +124,7 @@ class Collector:
         observation = self._environment.reset()
         self._start(observation)
         self._refresh()
-        self._actor.begin_episodes(range(self.num_envs))
+        self._policy.begin_episodes(range(self.num_envs))
         self.awaits_reset = False
         return observation
 
@@ -182,11 +182,11 @@ class Collector:
 
     def _refresh(self) -> None:
         with self._acting:
-            self._actor.refresh()
+            self._policy.refresh()
             self._version = self._agent.updates
 
     def _wait(self, options: Asynchronous) -> None:
-        """Refresh the parameters of the actor if it is time, and wait for the thread to complete a row."""
+        """Refresh the parameters of the policy if an update is due, and wait for the thread to complete a row."""
         if self._agent.updates - self._version >= options.refresh:
             self._refresh()
         with self._changed:
@@ -245,7 +245,7 @@ class Collector:
         seeds, given = self._environment.episode_seeds.tolist(), getattr(self._environment, "episode_options", None)
         observation = to_device(map_tree(lambda x: x[rows], self._observation), self._agent.device)
         with self._acting:
-            action, extras = self._actor.select_action(observation, rows)
+            action, extras = self._policy.select_action(observation, rows)
             version = self._version
         self._write({"observation": observation, "action": action, "extras": extras}, rows, self._sent)
         for row in rows:
@@ -268,7 +268,7 @@ class Collector:
         )
         ended_R = time_step.terminated | time_step.truncated | ~time_step.valid
         with self._acting:
-            self._actor.begin_episodes(row_R[ended_R.cpu()].tolist())
+            self._policy.begin_episodes(row_R[ended_R.cpu()].tolist())
         self._write({"time_step": to_device(time_step, self._agent.device)}, rows, self._received)
         with self._changed:
             for row in rows:

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rein.agents.base.actor import Actor
 from rein.agents.base.agent import load_parameters, parameters_of
+from rein.agents.base.collection_policy import CollectionPolicy
 from rein.agents.base.options import options_of
 from rein.envs.base.contract import checked_count
 from rein.episodes.step import Collected
@@ -61,8 +61,9 @@ class RayActors:
     num_cpus: float = 1.0
 
     def __attrs_post_init__(self) -> None:
-        for name in ("actors", "refresh"):
-            checked_count(f"RayActors({name}={getattr(self, name)!r})", getattr(self, name))
+        for name in ("actors", "fragment", "refresh"):
+            if getattr(self, name) is not None:
+                checked_count(f"RayActors({name}={getattr(self, name)!r})", getattr(self, name))
 
     def collector(self, agent: Any, environment: Any) -> RayCollector:
         """Return the collector of a loop."""
@@ -246,7 +247,7 @@ class _Remote:
         self._environment = build()
         self._agent = kind(*spaces, **options)
         self._rows = list(range(self._environment.num_envs))
-        self._actor = Actor(self._agent, len(self._rows), copies=False)
+        self._policy = CollectionPolicy(self._agent, len(self._rows), copies=False)
         self._version = -1
 
     def begin(self, index_n: Any) -> Any:
@@ -274,10 +275,10 @@ class _Remote:
 
     def _step(self) -> dict[str, Any]:
         seed_n, observation = self._environment.episode_seeds, self._observation
-        action, extras = self._actor.select_action(observation, self._rows)
+        action, extras = self._policy.select_action(observation, self._rows)
         time_step = self._environment.apply_action(action)
         ended_n = time_step.terminated | time_step.truncated
-        self._actor.begin_episodes(ended_n.nonzero().flatten().tolist())
+        self._policy.begin_episodes(ended_n.nonzero().flatten().tolist())
         self._observation = time_step.observation
         row = {"observation": observation, "action": action, "extras": extras, "seed": seed_n}
         return {**row, "time_step": time_step._asdict()}

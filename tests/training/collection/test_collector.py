@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,6 +18,7 @@ from rein.loop.state import State
 from rein.networks.recurrent import LSTM
 from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree
+from tests.training.collection.transitions import check_transitions
 
 
 class Shuffled(GymnasiumEnvironment):
@@ -78,24 +78,6 @@ def cart_poles() -> Shuffled:
     return Shuffled("CartPole-v1", 4, seed=1)
 
 
-def check_transitions(run: Any, env_id: str = "Pendulum-v1") -> int:
-    """Check that stored transitions equal those of a plain loop with the same actions. Returns their number."""
-    plain = GymnasiumEnvironment(env_id, 1, max_episode_steps=500)
-    transitions = 0
-    for number in run.episodes["id"]:
-        episode = run.episode(number)
-        observation = plain.reset_to(torch.tensor([episode.seed]))
-        for step in range(episode.length):
-            assert np.array_equal(observation[0], episode.fields["observation"][step])
-            time_step = plain.apply_action(torch.tensor(episode.fields["action"][step])[None])
-            assert time_step.reward[0] == float(episode.fields["reward"][step])
-            observation = time_step.final_observation
-            ended = bool(time_step.terminated[0])
-            assert ended == (episode.terminated and step == episode.length - 1)
-        transitions += episode.length
-    return transitions
-
-
 @pytest.mark.parametrize("collection", COLLECTIONS)
 @pytest.mark.parametrize("name", [*AGENTS, *CONTINUOUS])
 def test_transitions_equal_those_of_a_plain_loop_with_the_same_actions(
@@ -133,7 +115,7 @@ def test_q_learning_acts_with_the_table_that_it_has_learned(collection: str) -> 
     loop = rein.training_loop(agent, env, collection=COLLECTIONS[collection])
     loop.run(epochs=1, iterations=20)
     loop.run(epochs=2, iterations=20)
-    acting = loop.parts["collection"]._actor._copy
+    acting = loop.parts["collection"]._policy._copy
     loop.parts["collection"]._refresh()
     assert torch.equal(acting.table, agent.table)
 
@@ -191,7 +173,7 @@ def test_a_second_run_continues_the_open_episodes(tmp_path: Path) -> None:
     loop.run(epochs=3)
     run = rein.open_run(tmp_path / "run")
     assert run.episodes["length"].tolist() == [20] * 8
-    assert check_transitions(run) == 160
+    assert check_transitions(run, "Pendulum-v1") == 160
 
 
 @pytest.mark.parametrize("collection", COLLECTIONS)
@@ -211,7 +193,7 @@ def test_a_resumed_run_begins_new_episodes(collection: str, tmp_path: Path, capl
     again.run(epochs=3)
     assert "could not be restored" in caplog.text
     run = rein.open_run(tmp_path / "run")
-    assert check_transitions(run) > 0
+    assert check_transitions(run, "Pendulum-v1") > 0
     assert len({*run.episodes["seed"].tolist()}) == len(run.episodes["seed"])
 
 

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import gymnasium
 import pytest
-import torch
 
 import rein
-from rein.envs.gymnasium.adapter import GymnasiumEnvironment
 from rein.loop.state import State
+from tests.training.collection.transitions import check_transitions
 
 ray: Any = pytest.importorskip("ray")
 
@@ -29,21 +28,6 @@ def cluster() -> Iterator[Any]:
     yield nodes
     ray.shutdown()
     nodes.shutdown()
-
-
-def check_transitions(run: Any, env_id: str) -> int:
-    """Check that stored transitions equal those of a plain loop with the same actions. Returns their number."""
-    plain, transitions = GymnasiumEnvironment(env_id, 1), 0
-    for number in run.episodes["id"]:
-        episode = run.episode(number)
-        observation = plain.reset_to(torch.tensor([episode.seed]))
-        for step in range(episode.length):
-            assert np.array_equal(observation[0], episode.fields["observation"][step])
-            time_step = plain.apply_action(torch.tensor(episode.fields["action"][step])[None])
-            assert time_step.reward[0] == float(episode.fields["reward"][step])
-            observation = time_step.final_observation
-        transitions += episode.length
-    return transitions
 
 
 def test_transitions_equal_those_of_a_plain_loop_with_the_same_actions(tmp_path: Path) -> None:
@@ -93,13 +77,11 @@ def test_too_many_dead_actors_raise_worker_died() -> None:
 
 
 def test_an_error_of_an_environment_ends_the_run() -> None:
-    class Broken(rein.envs.gymnasium.adapter.gymnasium.Wrapper):  # type: ignore[name-defined,misc]
+    class Broken(gymnasium.Wrapper[Any, Any, Any, Any]):
         def step(self, action: Any) -> Any:
             raise RuntimeError("the motor is hot")
 
     def build() -> Any:
-        import gymnasium
-
         return Broken(gymnasium.make("CartPole-v1"))
 
     env = rein.make(build, 2, seed=1)

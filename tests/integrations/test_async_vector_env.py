@@ -9,7 +9,6 @@ import math
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 import rein
 from rein.envs.gymnasium import GymnasiumVectorEnvironment
 from rein.ops.random import episode_seeds
+from tests.integrations.faulty import exits, hangs, is_killed, raises
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*(Worker-|Traceback|Raising the last exception|waiting for a pending call)"),
@@ -71,24 +71,8 @@ class Counter(gymnasium.Env[Any, Any]):
         self.meet("close")
 
 
-def exits() -> None:
-    os._exit(3)
-
-
-def is_killed() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def hangs() -> None:
-    time.sleep(1000.0)
-
-
 def is_killed_by_a_signal_without_name() -> None:
     os.kill(os.getpid(), signal.SIGRTMIN + 1)
-
-
-def raises() -> None:
-    raise ZeroDivisionError("the simulator divides by zero")
 
 
 def raises_a_class_of_its_own() -> None:

@@ -1,44 +1,32 @@
-"""Copy of an agent that selects actions for some of the environments.
+"""Policy that selects actions for some of the environments.
 
 Shapes: N environments, R of them, C features of a carry.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rein.agents.base.agent import Agent, load_parameters, parameters_of
+from rein.agents.base.agent import Agent, load_parameters, parameters_of, snapshot
 from rein.agents.base.exploration import OrnsteinUhlenbeck
 from rein.ops.random import generator
 from rein.types import Tree
 
 
-def snapshot(agent: Any, shared: Iterable[Any] = ()) -> Any:
-    """Return a copy of an agent that can act, without its data and learners. `shared` objects are not copied."""
-    parts = [getattr(agent, name, None) for name in ("replay", "rollout", "_graph")]
-    memo: dict[int, Any] = {id(part): None for part in (*parts, *agent.learners.values()) if part is not None}
-    memo |= {id(agent.learners): {}, **{id(part): part for part in shared if part is not None}}
-    for value in vars(agent).values():
-        if isinstance(value, torch.Generator):
-            memo[id(value)] = value.clone_state()
-    return copy.deepcopy(agent, memo)
+class CollectionPolicy:
+    """Policy that selects exploring actions for some of the environments, with the parameters of an agent.
 
-
-class Actor:
-    """Selects exploring actions for the environments that are ready, with the parameters of an agent.
-
-    The actor has its own generator, and a carry and exploration noise for each environment. It follows the schedules of
-    the agent.
+    The policy has its own generator, and a carry and exploration noise for each environment. Schedules are those of the
+    agent.
 
     Args:
         agent: agent that learns.
         num_envs: number of environments N.
-        copies: whether the actor has a copy of the parameters. Otherwise it shares the modules of the agent. In both
+        copies: whether the policy has a copy of the parameters. Otherwise it shares the modules of the agent. In both
             cases `refresh` must be called after the agent has learned.
         epsilon: probability of a random action in each environment (N,), for agents with action values. By default the
             environments explore as the agent does.
@@ -56,7 +44,7 @@ class Actor:
             raise TypeError(f"epsilon: {type(agent).__name__} does not explore with random actions; remove it")
         self._agent, self._num_envs, self._copies, self._epsilon = agent, num_envs, copies, epsilon
         self._copy = snapshot(agent, shared=[getattr(agent, "exploration", None)])
-        self._copy.generator = generator(agent._root_seed, "actor", agent.env_steps, device=agent.device)
+        self._copy.generator = generator(agent._root_seed, "collection", agent.env_steps, device=agent.device)
         self._copy.carry, self._carry = None, None  # (R, C) and (N, C)
         noise = getattr(agent, "noise", None)
         self._noise = _Noise(noise, num_envs) if isinstance(noise, OrnsteinUhlenbeck) else None

@@ -41,6 +41,7 @@ from torch import Tensor
 from rein.envs.base.spaces import layout
 from rein.envs.gymnasium import masks
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment
+from rein.envs.gymnasium.async_vector_env import ending
 from rein.networks.encoder import children
 from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree
@@ -270,7 +271,7 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """Return a value that `dumps` of a worker or of its pool has pickled. Raises any exception of its classes."""
+    """Return a value that `dumps` has pickled in this or another process. Raises any exception of its classes."""
     return ForkingPickler.loads(data)  # pyright: ignore[reportAttributeAccessIssue]  # a function
 
 
@@ -291,7 +292,7 @@ def _decoded(data: bytes) -> Any:
 
 
 class Worker:
-    """A process or thread with the environments `rows` of a pool, and its unanswered requests."""
+    """A process or thread with some of the environments, and its unanswered requests."""
 
     slots: Slots
     pid: int | None = None
@@ -513,18 +514,6 @@ class ProcessWorker(Worker):
         self._connection.close()
         self._theirs.close()
         return happened
-
-
-def ending(exitcode: int | None) -> str:
-    """Return an exit code as text, for instance `killed by SIGKILL`."""
-    if exitcode is None:
-        return ""
-    if exitcode >= 0:
-        return f"exit code {exitcode}"
-    try:
-        return f"killed by {signal.Signals(-exitcode).name}"
-    except ValueError:  # most of the real-time signals have no name
-        return f"killed by signal {-exitcode}"
 
 
 def wait_for_processes(workers: Sequence[ProcessWorker], seconds: float) -> list[ProcessWorker]:

@@ -1,0 +1,355 @@
+"""Worker processes of a vector environment: start, failure detection and termination.
+
+`gymnasium.vector.AsyncVectorEnv` has one process for each environment, in `processes`, and communicates through
+`parent_pipes`. If a process dies, Gymnasium raises EOFError or ConnectionError without a message, or waits forever if a
+child of the process holds the pipe open. If an environment raises, its pipe becomes None. Vector environments of other
+classes need no such handling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing import connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import gymnasium
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector.async_vector_env import AsyncState
+
+from rein.errors import WorkerDied, WorkerTimeout
+
+logger = logging.getLogger(__name__)
+
+GRACE = 10.0  # seconds that `close` waits if no timeout was given
+_MOMENT = 1.0  # seconds: for actions that should be immediate, and between two checks of a silent worker
+_LONGEST = 2e6  # seconds: poll(2) is limited to 2**31 milliseconds
+_BROKEN_PIPE = (EOFError, ConnectionError)
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
+
+
+class _LostError(Exception):
+    """Raised if the error of a worker cannot be unpickled."""
+
+
+class Workers:
+    """The processes behind `environment`, if it has any; `name` is used in error messages.
+
+    `timeout` is the number of seconds that each call may take; None means no limit. Raises ValueError if the timeout is
+    not above 0, if it exceeds 2e6, or if there are no processes.
+    """
+
+    def __init__(self, environment: Any, name: str, timeout: float | None) -> None:
+        self._environment, self.name, self._timeout = environment, name, timeout
+        self._asynchronous = isinstance(environment.unwrapped, AsyncVectorEnv)
+        self._failure: str | None = None
+        check_timeout(timeout)
+        if self._asynchronous:
+            bare = environment.unwrapped
+            bare.error_queue = _Errors(bare.error_queue, GRACE if timeout is None else max(timeout, _MOMENT))
+            for method in ("step_wait", "reset_wait", "call_wait"):  # used by `step`, `reset` and `call`
+                setattr(bare, method, _watched(bare, method, timeout))
+        elif timeout is not None:
+            raise ValueError(f"timeout={timeout}: {name} has no processes; use timeout= with an AsyncVectorEnv only")
+
+    def check(self) -> None:
+        """Raise RuntimeError if the processes were ended after a failure."""
+        if self._failure is not None:
+            raise RuntimeError(f"{self.name}: workers were ended after a failure; build a new one ({self._failure})")
+
+    def explain(self, error: BaseException, seed_of: Callable[[int], int]) -> None:
+        """Explain `error`, which a call of the environment raised; `seed_of(i)` is the seed of an episode, or -1.
+
+        An error that an environment raised gets a note. Raises WorkerDied if a process is dead or if its error cannot
+        be unpickled, and WorkerTimeout if a process has not answered. In each case all processes are ended. They are
+        also ended after KeyboardInterrupt, SystemExit and any other error that interrupts a call. Otherwise pending
+        answers would be mistaken for answers to the next call.
+        """
+        if not self._asynchronous:
+            return
+        bare = self._environment.unwrapped
+        raised = [index for index, pipe in enumerate(bare.parent_pipes) if pipe is None]
+        failure: Exception | None = None
+        if isinstance(error, _LostError):
+            failure = WorkerDied(
+                f"{self._described(self._dead(), seed_of)} raised an error that cannot be unpickled:"
+                f" {error.__cause__!r}; its stderr may contain more"
+            )
+        elif raised:
+            error.add_note(f"in {self._described(raised, seed_of)}")
+        elif isinstance(error, multiprocessing.TimeoutError) and self._timeout is not None:
+            silent = [index for index, pipe in enumerate(bare.parent_pipes) if not pipe.poll()]
+            failure = WorkerTimeout(f"{self._described(silent, seed_of)}: no answer within {self._timeout:g} s")
+        elif isinstance(error, _BROKEN_PIPE):
+            failure = WorkerDied(f"{self._described(self._dead(), seed_of)} ended unexpectedly")
+        elif isinstance(error, Exception) and bare._state is AsyncState.DEFAULT:  # no answers are pending
+            return
+        self._failure = repr(error) if failure is None else str(failure)
+        _end(bare)
+        if failure is not None:
+            raise failure from error
+
+    def render(self, index: int) -> Any:
+        """Return the frame of one environment. Other processes do not render."""
+        return self.call("render", {index: ()})[index]
+
+    def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        """Call a method of several environments at the same time. `arguments` and the result are by environment."""
+        bare = self._environment.unwrapped
+        for index, args in arguments.items():
+            bare.parent_pipes[index].send(("_call", (method, args, {})))
+        _await_answers(bare, self._timeout, [*arguments])
+        answers = {index: bare.parent_pipes[index].recv() for index in arguments}
+        bare._raise_if_errors([answers.get(index, (None, True))[1] for index in range(bare.num_envs)])
+        return {index: result for index, (result, _) in answers.items()}
+
+    def close(self) -> None:
+        """Close the environment. Processes that do not end within `timeout` (or 10) seconds are killed and logged."""
+        if self._asynchronous:
+            self._close_processes()
+        self._environment.close()
+
+    def _close_processes(self) -> None:
+        bare = self._environment.unwrapped
+        for pipe in bare.parent_pipes:
+            with contextlib.suppress(*_BROKEN_PIPE):  # its exit code is logged below
+                pipe.send(("close", None))
+        _await_exits(bare.processes, GRACE if self._timeout is None else self._timeout)
+        codes = [process.exitcode for process in bare.processes]
+        if None in codes:
+            logger.warning("%s: its workers did not close in time, and were killed", self.name)
+        if any(codes):
+            logger.warning("%s: a worker died before or while it was closed: exit codes %s", self.name, codes)
+        _end(bare)
+
+    def _dead(self) -> list[int]:
+        """Indices of the processes that have ended. A process closes its pipes just before it has an exit code."""
+        processes = self._environment.unwrapped.processes
+        if all(process.exitcode is None for process in processes):
+            for sentinel in connection.wait([process.sentinel for process in processes], _MOMENT):
+                next(process for process in processes if process.sentinel == sentinel).join(_MOMENT)
+        return [index for index, process in enumerate(processes) if process.exitcode is not None]
+
+    def _described(self, indices: list[int], seed_of: Callable[[int], int]) -> str:
+        """Describe workers, for instance as `Taxi-v4, worker 1 of 4 (pid 71, exit code 3, episode seed 8)`."""
+        processes = self._environment.unwrapped.processes
+        workers = []
+        for index in indices:
+            facts = [f"pid {processes[index].pid}", ending(processes[index].exitcode)]
+            facts.append(f"episode seed {seed_of(index)}" if seed_of(index) >= 0 else "")
+            workers.append(f"worker {index} of {len(processes)} ({', '.join(filter(None, facts))})")
+        return f"{self.name}, {' and '.join(workers) or 'a worker'}"
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raise ValueError for a timeout that is not above 0, or too long for poll(2)."""
+    if timeout is not None and not 0 < timeout <= _LONGEST:
+        raise ValueError(f"timeout={timeout}: give seconds above 0 and at most {_LONGEST:g}, or None for no limit")
+
+
+def in_processes(make: Callable[[], gymnasium.Env[Any, Any]], num_envs: int) -> AsyncVectorEnv[Any, Any]:
+    """Start N processes with one environment each, whose methods are called with `Workers.call`.
+
+    Raises ValueError for environments with different spaces, and OSError for too few file descriptors. Raises
+    WorkerDied if a process ends while it makes its environment.
+    """
+    check_descriptors(f"worlds={num_envs}", num_envs)
+    # The kernel's "parent" is the thread that starts a process. Processes must survive the end of other threads.
+    ends_with_parent = threading.current_thread() is threading.main_thread()
+    with starting():
+        made = functools.partial(_make_in_worker, os.getpid(), ends_with_parent, make)
+        return _Processes([made] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+
+
+class _Processes(AsyncVectorEnv):
+    """AsyncVectorEnv that detects a process that dies while it makes its environment, and names unequal spaces."""
+
+    def _check_spaces(self) -> None:
+        for kind in ("observation_space", "action_space"):
+            expected = getattr(self, f"single_{kind}")
+            self.call_async(kind)
+            _await_answers(self, None)
+            for index, space in enumerate(self.call_wait()):
+                if space != expected:
+                    raise ValueError(
+                        f"environment {index} has the {kind} {space}, others have {expected}; all environments must"
+                        " have equal spaces"
+                    )
+
+
+@contextlib.contextmanager
+def starting() -> Iterator[None]:
+    """Context for making an AsyncVectorEnv. On failure, its processes are ended and its pipes are closed.
+
+    Raises WorkerDied if a process ends before it has answered.
+    """
+    try:
+        yield
+    except BaseException as error:
+        for frame, _ in traceback.walk_tb(error.__traceback__):  # the only references to the partly built object
+            if isinstance(bare := frame.f_locals.get("self"), AsyncVectorEnv):
+                _end(bare)
+                if (pipe := frame.f_locals.get("child_pipe")) is not None:
+                    pipe.close()
+        if not isinstance(error, _BROKEN_PIPE):
+            raise
+        raise WorkerDied(
+            "a worker ended while it made its environment: if it raised an error, the error is on stderr; a killed"
+            " worker leaves no message"
+        ) from error
+
+
+@contextlib.contextmanager
+def closed_on_error(environment: Any) -> Iterator[None]:
+    """Context that closes a vector environment and its processes after an exception."""
+    try:
+        yield
+    except BaseException:
+        if isinstance(environment.unwrapped, AsyncVectorEnv):
+            _end(environment.unwrapped)
+        environment.close()
+        raise
+
+
+def check_descriptors(given: str, processes: int) -> None:
+    """Raise OSError, before any process is started, if there are too few file descriptors. `given` is the option."""
+    needed = 4 * processes + 8  # per process a pipe, shared memory, and two descriptors of multiprocessing
+    held: list[int] = []
+    try:
+        held.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(needed))
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        message = f"{given} needs {needed} file descriptors; raise the limit with `ulimit -n`"
+        raise OSError(errno.EMFILE, message) from None
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def _make_in_worker(main: int, ends_with_parent: bool, make: Callable[[], Any]) -> Any:
+    """Make an environment. A worker ignores Ctrl-C and ends together with the process `main`."""
+    if os.getpid() != main:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the main process is inherited
+        if ends_with_parent and sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return make()
+
+
+@contextlib.contextmanager
+def portable() -> Iterator[None]:
+    """Raise RuntimeError with the text of the traceback for an error in a worker that does not survive pickling."""
+    try:
+        yield
+    except Exception as error:  # re-raised
+        try:
+            got = ForkingPickler.loads(ForkingPickler.dumps(error))  # pyright: ignore[reportAttributeAccessIssue]  # a function
+            type(error)(got)  # Gymnasium calls the class again
+        except Exception:  # the class of the error can raise anything
+            raise RuntimeError("".join(traceback.format_exception(error))) from None
+        raise
+
+
+class _Errors:
+    """Queue of the errors of workers, with a time limit: an error that does not pickle never arrives."""
+
+    def __init__(self, queue: Any, limit: float) -> None:
+        self._queue, self._limit = queue, limit
+
+    def get(self) -> Any:
+        """Return the next error. Raises _LostError if it does not arrive in time or cannot be unpickled."""
+        try:
+            return self._queue.get(timeout=self._limit)
+        except Exception as error:  # unpickling runs code of the error's class
+            raise _LostError from error
+
+    def close(self) -> None:
+        """Close the pipe. `Queue.close` alone leaves it to the garbage collector."""
+        self._queue.close()
+        self._queue._reader.close()
+        self._queue._writer.close()
+
+
+def _end(bare: AsyncVectorEnv[Any, Any]) -> None:
+    """End all processes and close all pipes, also of an object that is partly built or already closed."""
+    if hasattr(bare, "error_queue"):  # the last attribute that is set before the processes start
+        processes = [process for process in bare.processes if process.pid is not None]  # the last may not have started
+        for process in processes:
+            process.terminate()
+        _await_exits(processes, _MOMENT)
+        for process in processes:
+            process.kill()
+            process.join()
+            process.close()
+        for pipe in bare.parent_pipes:
+            if pipe is not None:
+                pipe.close()
+        _Errors.close(bare.error_queue if isinstance(bare.error_queue, _Errors) else _Errors(bare.error_queue, 0.0))
+    bare.processes, bare.parent_pipes = [], []
+    bare.closed = True  # otherwise Gymnasium would use the pipes again, at the latest when the object is deleted
+
+
+def _await_exits(processes: Sequence[Any], seconds: float) -> None:
+    """Wait until the processes have ended, for at most `seconds`."""
+    deadline = time.monotonic() + seconds
+    while running := [process for process in processes if process.exitcode is None]:
+        left = deadline - time.monotonic()
+        if left <= 0.0:
+            return
+        connection.wait([process.sentinel for process in running], min(left, _MOMENT))  # a child may hold a sentinel
+
+
+def _await_answers(bare: Any, seconds: float | None, indices: Sequence[int] | None = None) -> None:
+    """Wait until all workers, or those of `indices`, have answered.
+
+    Raises multiprocessing.TimeoutError after `seconds` and EOFError if any worker is dead and has not answered. The
+    pipe of a dead worker stays open if a child of the worker holds it, so the exit codes are checked every second.
+    """
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
+    for index in range(len(bare.parent_pipes)) if indices is None else indices:
+        left = min(_MOMENT, deadline - time.monotonic())
+        while not bare.parent_pipes[index].poll(max(left, 0.0)):
+            for pipe, process in zip(bare.parent_pipes, bare.processes, strict=True):
+                if process.exitcode is not None and not pipe.poll():
+                    raise EOFError(f"process {process.pid} has ended")
+            left = min(_MOMENT, deadline - time.monotonic())
+            if left <= 0.0:
+                raise multiprocessing.TimeoutError(f"no answer within {seconds} s")
+
+
+def _watched(environment: Any, method: str, timeout: float | None) -> Callable[..., Any]:
+    """Wrap a method that receives answers, with a default timeout. Keeps only a weak reference to the environment."""
+    receive, proxy = getattr(type(environment), method), weakref.proxy(environment)
+
+    def wait(limit: float | None = None) -> Any:
+        _await_answers(proxy, timeout if limit is None else limit)
+        return receive(proxy)
+
+    return wait
+
+
+def ending(exitcode: int | None) -> str:
+    """Return an exit code as text, for instance `killed by SIGKILL`."""
+    if exitcode is None:
+        return ""
+    if exitcode >= 0:
+        return f"exit code {exitcode}"
+    try:
+        return f"killed by {signal.Signals(-exitcode).name}"
+    except ValueError:  # most of the real-time signals have no name
+        return f"killed by signal {-exitcode}"
