@@ -140,7 +140,7 @@ class TensorEnvironment:
         previous = self._observation
         if previous is None:
             raise RuntimeError(f"{type(self).__name__}: call reset() before apply_action()")
-        unseen = self._on_host and not self._checked  # on another device, a look at the values would wait
+        unseen = self._on_host and not self._checked  # on another device, reading the values would wait
         if unseen or not isinstance(action, Tensor) or action.shape != self._action_shape:
             check_action(action, self.num_envs, self.single_action_space)
         # the environment may modify its argument, and reuse the tensors that it returns
@@ -150,7 +150,7 @@ class TensorEnvironment:
             self._checked = True
         observation = final = self._observed(observation, copy=True)
         reward_N, terminated_N, truncated_N = _new(reward, torch.float32), terminated.clone(), truncated.clone()
-        # on another device, a look at the flags would wait; NumPy takes half the time of torch
+        # on another device, reading the flags would wait; NumPy takes half the time of torch
         if not self._on_host or np.count_nonzero(terminated_N.numpy()) or np.count_nonzero(truncated_N.numpy()):
             ended_N = terminated_N | truncated_N
             observation, final = self._conclude(observation, previous, ended_N, info)
