@@ -2,14 +2,18 @@
 
     python tests/benchmarks/collection.py first-come     # 8 environments with exponential step times of mean 20 ms
     python tests/benchmarks/collection.py asynchronous   # SAC, and a step that sleeps as long as an update takes
+    python tests/benchmarks/collection.py ray            # time that Ray actors add to steps of 20 ms
     python tests/benchmarks/collection.py pendulum       # final returns of SAC on Pendulum-v1
+    python tests/benchmarks/collection.py cartpole       # env steps of PPO until CartPole-v1 is solved
 
-The first two print env steps per second of wall time and ratios. Environments sleep, so that other load matters little.
+The first three measure wall time. Environments sleep, so that other load matters little. The last two compare the
+collection in the loop, by a thread and, if Ray is installed, by Ray actors.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import statistics
 import sys
 import time
@@ -94,13 +98,43 @@ def asynchronous() -> None:
     print(f"SAC, updates of {1e3 * update:.1f} ms: {slow:.0f} and {fast:.0f} env steps/s, ratio {fast / slow:.2f}")
 
 
-def pendulum() -> None:
-    """Print returns of SAC on Pendulum-v1 after 20,000 env steps, synchronous and asynchronous, for five seeds."""
+def ray() -> None:
+    """Print times of 1,000 env steps of 8 environments with steps of 20 ms, in 8 threads and in 8 Ray actors."""
     torch.set_num_threads(1)
-    for kind, collection in (("synchronous", None), ("asynchronous", rein.Asynchronous(ahead=16))):
+    ideal = 1_000 / 8 * MEAN
+    cases: dict[str, Any] = {"threads": None}
+    cases |= {f"actors, fragments of {n}": rein.RayActors(actors=8, fragment=n, num_cpus=0.2) for n in (8, 32)}
+    for name, collection in cases.items():
+        threads = {"workers": 8, "mode": "threads"} if collection is None else {}
+        env = rein.make(functools.partial(Sleeping, MEAN, False), 8, seed=0, **threads)
+        agent = rein.SAC(env, learning_starts=10**9)
+        loop = rein.training_loop(agent, env, iterations=125, collection=collection)
+        loop.run(epochs=1)  # start of threads or actors
+        seconds = []
+        for _ in range(ROUNDS):
+            begun = time.perf_counter()
+            loop.run(epochs=loop.state.epoch + 1)
+            seconds.append(time.perf_counter() - begun)
+        taken = statistics.median(seconds)
+        print(f"{name}: {taken:.2f} s, {taken / ideal - 1:+.1%} of {ideal:.1f} s", flush=True)
+        env.close()
+
+
+def kinds() -> dict[str, Any]:
+    """Return the collections that are compared."""
+    found: dict[str, Any] = {"synchronous": None, "asynchronous": rein.Asynchronous(ahead=16)}
+    if importlib.util.find_spec("ray"):
+        found["Ray actors"] = rein.RayActors(actors=2, fragment=16, num_cpus=0.5)
+    return found
+
+
+def pendulum() -> None:
+    """Print returns of SAC on Pendulum-v1 after 20,000 env steps, for five seeds."""
+    torch.set_num_threads(1)
+    for kind, collection in kinds().items():
         returns = []
         for seed in range(5):
-            env = rein.make("Pendulum-v1", 4, seed=seed, workers=2, mode="threads")
+            env = rein.make("Pendulum-v1", 4, seed=seed)
             agent = rein.SAC(env, learning_starts=1_000, hidden=(64, 64), update_to_data=0.5, seed=seed)
             rein.train(agent, env, env_steps=20_000, collection=collection)
             env.close()
@@ -109,5 +143,24 @@ def pendulum() -> None:
         print(f"{kind}: {', '.join(f'{value:.0f}' for value in returns)}", flush=True)
 
 
+def cartpole() -> None:
+    """Print env steps of PPO until 20 episodes of CartPole-v1 have a mean return of 475, for three seeds."""
+    torch.set_num_threads(1)
+    for kind, collection in kinds().items():
+        needed = []
+        for seed in range(3):
+            env, test_env = rein.make("CartPole-v1", 8, seed=seed), rein.make("CartPole-v1", 20, seed=100)
+            agent = rein.PPO(env, seed=seed, rollout_steps=128, learning_rate=1e-3)
+            loop = rein.training_loop(agent, env, iterations=128, collection=collection)
+            score = 0.0
+            while score < 475.0 and agent.env_steps < 500_000:
+                loop.run(epochs=loop.state.epoch + 10)
+                score = rein.evaluate(agent, test_env, episodes=20).mean_return
+            needed.append(f"{agent.env_steps} ({score:.0f})")
+            env.close()
+        print(f"{kind}: {', '.join(needed)}", flush=True)
+
+
 if __name__ == "__main__":
-    {"first-come": first_come, "asynchronous": asynchronous, "pendulum": pendulum}[sys.argv[1]]()
+    parts = {"first-come": first_come, "asynchronous": asynchronous, "ray": ray}
+    {**parts, "pendulum": pendulum, "cartpole": cartpole}[sys.argv[1]]()
