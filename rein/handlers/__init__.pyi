@@ -9,6 +9,7 @@ from rein.handlers.interrupts import interrupts as interrupts
 from rein.handlers.log import log as log
 from rein.handlers.monitor import monitor as monitor
 from rein.handlers.monitor import reduce_learning_rate as reduce_learning_rate
+from rein.handlers.profile import profile as profile
 from rein.handlers.progress import progress as progress
 from rein.handlers.resources import guard_resources as guard_resources
 from rein.handlers.solved import solved as solved

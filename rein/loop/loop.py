@@ -157,7 +157,14 @@ class Loop:
             for event in events:
                 event.mute(-1)
 
-    def metric(self, name: str, source: str | Callable[[State], Any], reduce: str | Reduce = "mean") -> None:
+    def metric(
+        self,
+        name: str,
+        source: str | Callable[[State], Any],
+        reduce: str | Reduce = "mean",
+        *,
+        weight: Callable[[State], float] | None = None,
+    ) -> None:
         """Accumulate a number over each epoch. Read it with `state.metrics[name]`.
 
         Args:
@@ -166,8 +173,10 @@ class Loop:
                 skipped.
             reduce: "mean", "sum", "min", "max", "last", or a function of (accumulated value or None, value, count) that
                 returns the new accumulated value.
+            weight: Function of the state that returns the weight of the value in a mean, such as the size of the batch.
+                By default all values have the same weight.
         """
-        self.metrics.accumulate(name, source, reduce)
+        self.metrics.accumulate(name, source, reduce, weight)
 
     @property
     def metrics(self) -> Metrics:

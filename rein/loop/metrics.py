@@ -15,6 +15,7 @@ from rein.loop.state import State
 
 logger = logging.getLogger("rein")
 
+Source = str | Callable[[State], Any]  # key of the step's metrics, or function of the state
 Reduce = Callable[[Any, Any, int], Any]  # (accumulated or None, value, number of earlier values) -> accumulated
 
 
@@ -59,17 +60,21 @@ REDUCTIONS: dict[str, Reduce] = {
 class Accumulator:
     """Accumulator of one metric over one epoch."""
 
-    def __init__(self, name: str, source: str | Callable[[State], Any], reduce: str | Reduce) -> None:
+    def __init__(
+        self, name: str, source: Source, reduce: str | Reduce, weight: Callable[[State], float] | None
+    ) -> None:
         if isinstance(reduce, str) and reduce not in REDUCTIONS:
             raise ValueError(f"metric {name!r}: unknown reduce={reduce!r}; use {', '.join(REDUCTIONS)} or a function")
         if not isinstance(reduce, str) and not callable(reduce):
             raise TypeError(f"metric {name!r}: reduce must be a name or a function, got {reduce!r}")
         if not isinstance(source, str) and not callable(source):
             raise TypeError(f"metric {name!r}: source must be a key of the step's metrics or a function of the state")
+        if weight is not None and reduce != "mean":
+            raise ValueError(f"metric {name!r}: weight= needs reduce='mean', not {reduce!r}")
         self.name = name
         self._source = source
         self._reduce = REDUCTIONS[reduce] if isinstance(reduce, str) else self._checked(reduce)
-        self._averages = reduce == "mean"
+        self._averages, self._weight = reduce == "mean", weight
         self.reported = False  # whether any step has reported it
         self.others: dict[str, None] = {}  # other names that the steps report until then
         # whether a reduction returns a new tensor, except for the first value
@@ -91,7 +96,8 @@ class Accumulator:
     def zero(self) -> None:
         """Reset for a new epoch."""
         self.accumulated: Any = None
-        self.count = 0
+        self.count = 0  # of values
+        self.divisor = 0.0  # of a mean: the sum of the weights
 
     def update(self, state: State) -> None:
         """Accumulate the value of this iteration, if the step reported one."""
@@ -109,8 +115,9 @@ class Accumulator:
                 value = value.clone()  # the tensor may be written to later, for example if it is a parameter
         elif not isinstance(value, int | float):
             value = self._number(value)
-        self.accumulated = self._reduce(self.accumulated, value, self.count)
-        self.count += 1
+        weight = 1.0 if self._weight is None else float(self._weight(state))
+        self.accumulated = self._reduce(self.accumulated, value if self._weight is None else value * weight, self.count)
+        self.count, self.divisor = self.count + 1, self.divisor + weight
 
     def _scalar(self, value: Tensor) -> Tensor:
         if value.numel() != 1:
@@ -142,7 +149,7 @@ class Accumulator:
         """Return the value so far, on its device; NaN if nothing was reported."""
         if self.count == 0:
             return math.nan
-        return self.accumulated / self.count if self._averages else self.accumulated
+        return self.accumulated / self.divisor if self._averages else self.accumulated
 
 
 def lookup(step_state: Any, key: str) -> Any:
@@ -199,10 +206,16 @@ class Metrics(MutableMapping[str, Any]):
         self.just_assigned: set[str] = set()  # since the current step began; cleared by the loop
         self.updates: tuple[Callable[[State], None], ...] = ()  # called by the loop after each step
 
-    def accumulate(self, name: str, source: str | Callable[[State], Any], reduce: str | Reduce = "mean") -> None:
+    def accumulate(
+        self,
+        name: str,
+        source: Source,
+        reduce: str | Reduce = "mean",
+        weight: Callable[[State], float] | None = None,
+    ) -> None:
         """Accumulate `source` over each epoch. Raises ValueError if the name is taken."""
         self._check_free(name)
-        self._accumulators[name] = Accumulator(name, source, reduce)
+        self._accumulators[name] = Accumulator(name, source, reduce, weight)
         self.updates = tuple(accumulator.update for accumulator in self._accumulators.values())
 
     def compute(self, name: str, read: Callable[[], Any]) -> None:
@@ -267,7 +280,10 @@ class Metrics(MutableMapping[str, Any]):
     def state_dict(self) -> dict[str, Any]:
         """Return accumulated and assigned values. Computed metrics are saved by their source."""
         return {
-            "accumulated": {a.name: {"value": a.accumulated, "count": a.count} for a in self._accumulators.values()},
+            "accumulated": {
+                a.name: {"value": a.accumulated, "count": a.count, "divisor": a.divisor}
+                for a in self._accumulators.values()
+            },
             "assigned": dict(self._assigned),
         }
 
@@ -278,6 +294,7 @@ class Metrics(MutableMapping[str, Any]):
             accumulator.zero()
             if saved is not None:
                 accumulator.accumulated, accumulator.count = saved["value"], saved["count"]
+                accumulator.divisor = saved["divisor"]
         self._assigned = dict(state["assigned"])
 
     def __repr__(self) -> str:

@@ -26,7 +26,8 @@ def unowned(loop: Loop) -> list[str]:
     """Return one line for each stateful object that the step or a handler uses directly and that no part contains.
 
     A function uses its closure variables, its defaults, and the global variables that it names. It also uses the
-    arguments of a `functools.partial` and the `self` of a bound method. Objects that these refer to are not visited.
+    arguments of a `functools.partial` and the `self` of a bound method. An object with `__call__` uses its attributes.
+    Objects that these refer to are not visited.
     """
     owned = _inside(loop.parts.values()) | {id(own) for own in (loop, loop.metrics, loop.state.clocks)}
     functions = [("the step", inspect.unwrap(loop.step))]
@@ -78,6 +79,9 @@ def _used(function: Any) -> Iterator[tuple[str, Any]]:
         yield from (function.__kwdefaults__ or {}).items()
         if (function.__module__ or "").partition(".")[0] != "rein":
             yield from ((name, function.__globals__[name]) for name in _globals(function))
+    else:  # an object with `__call__`
+        yield "self", function
+        yield from attributes(function).items()
 
 
 def _globals(function: FunctionType) -> set[str]:

@@ -1,10 +1,11 @@
 """Losses per row. Callers average them, with `masked_mean` of `rein.ops.statistics` if some rows are invalid.
 
-Shapes: B rows, Q quantiles, S samples of a target.
+Shapes: B rows, C classes, Q quantiles, S samples of a target.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -83,6 +84,25 @@ def huber(error_B: Tensor, delta: float | None = 1.0) -> Tensor:
     size_B = error_B.abs()
     quadratic_B = size_B.clamp(max=delta)
     return quadratic_B * (size_B - 0.5 * quadratic_B)
+
+
+def log_cosh(error_B: Tensor) -> Tensor:
+    """Compute `log(cosh(e))`, (B,): about `e^2 / 2` for small errors and `|e| - log 2` for large ones."""
+    size_B = error_B.abs()
+    return size_B + torch.nn.functional.softplus(-2.0 * size_B) - math.log(2.0)
+
+
+def categorical_hinge(score_BC: Tensor, target_B: Tensor) -> Tensor:
+    """Compute the hinge loss of classes, (B,): `max(0, 1 + s - t)`.
+
+    t is the score of the target class, and s is the highest score of the other classes. There must be two classes or
+    more.
+
+    Source: Crammer & Singer 2001.
+    """
+    correct_B1 = score_BC.gather(1, target_B[:, None])
+    others_BC = score_BC.scatter(1, target_B[:, None], -math.inf)
+    return (1.0 + others_BC.amax(1) - correct_B1[:, 0]).clamp(min=0.0)
 
 
 def expectile(error_B: Tensor, tau: float) -> Tensor:

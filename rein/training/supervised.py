@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from rein.agents.base.optimizers import FiniteUpdate, Guard, Optimizer, apply_gradients, check_optimizer
+from rein.envs.base.contract import checked_count
 from rein.handlers.torch_generators import torch_generators
 from rein.loop import Loop
 from rein.loop.engine import Interruptible, Unfinished
@@ -23,6 +24,9 @@ from rein.types import Tree
 
 Score = Callable[[Any, Any], Tensor]  # (prediction, target) -> (), such as torch.nn.functional.mse_loss
 Loss = Score | Sequence[tuple[Score, float]]
+Precision = Literal["float32", "bfloat16", "float16"]
+
+_DTYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Prediction(NamedTuple):
@@ -36,11 +40,13 @@ class Prediction(NamedTuple):
 def trainer(
     model: nn.Module,
     loss: Loss,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     store: Store | None = None,
     *,
     epochs: int | None = NOT_GIVEN,
     iterations: int | None = None,
+    precision: Precision = "float32",
+    accumulate: int = 1,
     max_grad_norm: float | None = None,
     guard: Guard | None = None,
     device: torch.device | str | None = None,
@@ -48,7 +54,7 @@ def trainer(
     check_finite: bool = True,
     debug: bool = False,
 ) -> Loop:
-    """Build a loop that updates `model` on each batch of its data. Its metric `loss` is the mean over the epoch.
+    """Build a loop that trains `model` on batches of data. Its metric `loss` is the mean over the rows of an epoch.
 
     The loop owns the model, the optimizer, torch's global generators (used by dropout and a shuffling DataLoader) and
     `generators`, so that a checkpoint resumes exactly. Resume is not exact for generators that are not passed, datasets
@@ -58,10 +64,12 @@ def trainer(
     Args:
         model: module to train.
         loss: loss function, or a list of (loss function, weight); see `train_step`.
-        optimizer: optimizer of the model's parameters.
+        optimizer: optimizer of the model's parameters, or several optimizers that step together.
         store: store for `run.json`, the files of the metrics and checkpoints.
         epochs: default number of epochs of `loop.run`.
         iterations: default number of iterations of an epoch.
+        precision: see `train_step`.
+        accumulate: see `train_step`.
         max_grad_norm: see `train_step`.
         guard: see `train_step`.
         device: device to which batches are moved. Default: the device of the model's first parameter.
@@ -79,16 +87,18 @@ def trainer(
         >>> loop.run(DataLoader(...))
     """
     options = {"max_grad_norm": max_grad_norm, "guard": guard, "check_finite": check_finite}
-    step = train_step(model, loss, optimizer, **options)
+    step = train_step(model, loss, optimizer, precision=precision, accumulate=accumulate, **options)
     device = _device_of(model) if device is None else checked_device(device)
     loop = Loop(step, epochs=epochs, iterations=iterations, device=device, debug=debug)
     loop.own("model", model)
-    loop.own("optimizer", optimizer)
+    for place, one in enumerate(step.optimizers):
+        loop.own(f"optimizer_{place}" if place else "optimizer", one)
+    loop.own("step", step)
     torch_generators(loop, device, generators=generators)
     check_learning(loop, model, None, check_finite)
-    loop.metric("loss", "loss")
-    for place in range(0 if callable(loss) else len(loss)):
-        loop.metric(f"loss_{place}", f"loss_{place}")
+    names = ["loss", *(f"loss_{place}" for place in range(0 if callable(loss) else len(loss)))]
+    for name in names:
+        loop.metric(name, name, weight=_rows)
     if max_grad_norm is not None or guard is not None:
         loop.metric("grad_norm", "grad_norm")
     if store is not None:
@@ -100,23 +110,29 @@ def trainer(
 def train_step(
     model: nn.Module,
     loss: Loss,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     *,
+    precision: Precision = "float32",
+    accumulate: int = 1,
     max_grad_norm: float | None = None,
     guard: Guard | None = None,
     check_finite: bool = True,
-) -> Callable[[State], Prediction]:
-    """Return a step for `rein.Loop`: one update of `optimizer` on `state.batch`, a pair of inputs and targets.
+) -> TrainStep:
+    """Return a step for `rein.Loop` that trains a model on `state.batch`, a pair of inputs and targets.
 
     Inputs and targets are tensors or trees of tensors. The prediction is `model(inputs)`. The training mode of the
-    model is not changed. The loop must own the model and the optimizer.
+    model is not changed. The loop must own the model, the optimizers and the step.
 
     Args:
         model: module to train.
         loss: function of (prediction, target) that returns a scalar, such as those of `torch.nn.functional`. If the
             model returns a tuple or list of outputs: a list with one (function, weight) per output. Their weighted sum
             is minimized, and each is reported as `loss_0`, `loss_1`. Any other output or target counts as one.
-        optimizer: optimizer of the model's parameters.
+        optimizer: optimizer of the model's parameters, or several optimizers that step together.
+        precision: number format of the forward pass, by `torch.autocast`. With "float16", the loss is scaled by a
+            `torch.amp.GradScaler`, and updates with gradients that are not finite are skipped. Parameters stay float32.
+        accumulate: number of batches for one update. Its gradient is the mean of their gradients. Checkpoints contain
+            the gradients of an incomplete group, and the next epoch continues it.
         max_grad_norm: largest norm of all gradients together; None does not clip.
         guard: function of (metrics, gradients) that returns whether to apply an update.
         check_finite: whether to raise NonFiniteError before the update if the loss or gradient norm is not finite and
@@ -124,44 +140,120 @@ def train_step(
 
     Raises:
         TypeError: if an argument has the wrong type, or, at a step, if the batch is not a pair of tensors or trees.
-        ValueError: if the optimizer has no parameter of the model, or, at a step, if the numbers of outputs and losses
-            differ or a loss is not a scalar tensor.
+        ValueError: for an unknown precision, if an optimizer has no parameter of the model, or, at a step, if the
+            numbers of outputs and losses differ or a loss is not a scalar tensor.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"train_step(model={model!r}): give a torch.nn.Module")
-    if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
-        raise TypeError(f"train_step(optimizer={optimizer!r}): give an optimizer object, such as those of torch.optim")
-    check_optimizer(optimizer)
+    if precision not in _DTYPES:
+        raise ValueError(f"train_step(precision={precision!r}): give {', '.join(map(repr, _DTYPES))}")
+    checked_count(f"train_step(accumulate={accumulate!r})", accumulate)
+    optimizers = cast(list[Optimizer], [*optimizer] if isinstance(optimizer, list | tuple) else [optimizer])
     known = {id(parameter) for parameter in model.parameters()}
-    if not any(id(parameter) in known for group in optimizer.param_groups for parameter in group["params"]):
-        raise ValueError("train_step: the optimizer has no parameter of the model")
-    losses = _losses(loss)
-    finite = FiniteUpdate(model) if check_finite else None
+    for one in optimizers:
+        if isinstance(one, type) or not hasattr(one, "param_groups"):
+            raise TypeError(f"train_step(optimizer={one!r}): give an optimizer object, such as those of torch.optim")
+        check_optimizer(one)
+        if not any(id(parameter) in known for group in one.param_groups for parameter in group["params"]):
+            raise ValueError("train_step: the optimizer has no parameter of the model")
+    options = {"max_grad_norm": max_grad_norm, "guard": guard}
+    return TrainStep(model, _losses(loss), optimizers, precision, accumulate, options, check_finite)
 
-    def step(state: State) -> Prediction:
+
+class TrainStep:
+    """Step of a supervised loop, see `train_step`. Its state is the loss scale and the accumulated gradients."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        losses: Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]],
+        optimizers: list[Optimizer],
+        precision: Precision,
+        accumulate: int,
+        options: Mapping[str, Any],
+        check_finite: bool,
+    ) -> None:
+        self.optimizers, self.param_groups = optimizers, [group for one in optimizers for group in one.param_groups]
+        self._model, self._losses, self._options, self._accumulate = model, losses, options, accumulate
+        self._device_type = (_device_of(model) or torch.device("cpu")).type
+        self._dtype = _DTYPES[precision]
+        self._scaler = torch.amp.GradScaler(self._device_type) if precision == "float16" else None
+        self._finite = FiniteUpdate(model) if check_finite and options["guard"] is None else None
+        self._batches = 0  # of the incomplete group
+        self.config = {"precision": precision, "accumulate": accumulate}
+
+    def __call__(self, state: State) -> Prediction:
+        """Compute the gradients of the batch, and update the parameters after the last batch of a group."""
         inputs, target = _pair(state.batch)
-        prediction = model(inputs)
-        total, metrics = losses(prediction, target)
-        optimizer.zero_grad()  # gradients of a failed update
-        total.backward()
-        options = {"max_grad_norm": max_grad_norm, "guard": guard, "finite": finite}
-        norm = apply_gradients(optimizer, metrics, **options, measure=False)
-        state.clocks.updates += 1
-        metrics = metrics if norm is None else {**metrics, "grad_norm": norm}
+        with torch.autocast(self._device_type, self._dtype, enabled=self._dtype is not None):
+            prediction = self._model(inputs)
+            total, metrics = self._losses(prediction, target)
+        if self._batches == 0:
+            self.zero_grad()  # gradients of a failed update
+        mean = total if self._accumulate == 1 else total / self._accumulate
+        (mean if self._scaler is None else self._scaler.scale(mean)).backward()
+        self._batches += 1
+        if self._batches == self._accumulate:
+            self._batches = 0
+            norm = self._update(metrics)
+            state.clocks.updates += 1
+            metrics = metrics if norm is None else {**metrics, "grad_norm": norm}
         return Prediction(map_tree(Tensor.detach, prediction), target, metrics)
 
-    return step
+    def _update(self, metrics: Mapping[str, Tensor]) -> Tensor | None:
+        """Apply the gradients, and return their norm if it is measured."""
+        finite = self._finite
+        if self._scaler is not None:
+            for one in self.optimizers:
+                self._scaler.unscale_(cast(torch.optim.Optimizer, one))
+            if finite is not None:  # the scaler skips updates with gradients that are not finite
+                finite(metrics, metrics["loss"].new_zeros(()))
+                finite = None
+        return apply_gradients(cast(Optimizer, self), metrics, **self._options, finite=finite, measure=False)
+
+    def step(self) -> None:
+        """Step all optimizers."""
+        for one in self.optimizers:
+            if self._scaler is None:
+                one.step()
+            else:
+                self._scaler.step(cast(torch.optim.Optimizer, one))
+        if self._scaler is not None:
+            self._scaler.update()
+
+    def zero_grad(self) -> None:
+        """Clear the gradients."""
+        for one in self.optimizers:
+            one.zero_grad()
+
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loss scale and the gradients of an incomplete group."""
+        gradients = [parameter.grad for parameter in self._parameters()] if self._batches else []
+        scaler = None if self._scaler is None else self._scaler.state_dict()
+        return {"batches": self._batches, "gradients": gradients, "scaler": scaler}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the result of `state_dict`."""
+        self._batches = state["batches"]
+        for parameter, gradient in zip(self._parameters(), state["gradients"], strict=False):
+            parameter.grad = None if gradient is None else gradient.to(parameter, copy=True)
+        if self._scaler is not None:
+            self._scaler.load_state_dict(state["scaler"])
 
 
 def evaluator(model: nn.Module, metrics: Mapping[str, Score]) -> Callable[[Iterable[Any]], dict[str, float]]:
     """Return a function that computes `metrics` of `model` on data.
 
-    Each metric is computed once on all rows, so it does not depend on the batches. The model is in evaluation mode
+    Each function is called once with all rows, so its result does not depend on the batches. Objects with `update`,
+    `compute` and `reset`, such as those of torchmetrics, are updated with each batch. The model is in evaluation mode
     meanwhile, and torch's generators are restored, so an evaluation does not influence training.
 
     Args:
         model: module to evaluate.
-        metrics: functions of (prediction, target) that return one number, by name.
+        metrics: functions of (prediction, target) that return one number, by name, or objects of torchmetrics.
 
     Returns:
         A function from data, an iterable of pairs (inputs, targets), to the metrics by name.
@@ -177,15 +269,27 @@ def evaluator(model: nn.Module, metrics: Mapping[str, Score]) -> Callable[[Itera
     for name, metric in metrics.items():
         if not callable(metric):
             raise TypeError(f"evaluator(metrics={{{name!r}: {metric!r}}}): give a function (prediction, target) -> ()")
+    streaming: dict[str, Any] = {name: metric for name, metric in metrics.items() if hasattr(metric, "compute")}
 
     def evaluate(data: Iterable[Any]) -> dict[str, float]:
         with _evaluating(model) as device:
-            pairs = (_pair(batch) for batch in data)
-            seen = [(model(_on(device, inputs)), _on(device, target)) for inputs, target in pairs]
+            for one in streaming.values():
+                one.to(device).reset()
+            seen: list[tuple[Any, Any]] = []
+            for inputs, target in (_pair(batch) for batch in data):
+                pair = model(_on(device, inputs)), _on(device, target)
+                for one in streaming.values():
+                    one.update(*pair)
+                if len(streaming) < len(metrics) or not seen:
+                    seen.append(pair)
             if not seen:
                 raise ValueError("evaluator: the data is empty")
             prediction, target = map_tree(lambda *batches: torch.cat(batches), *seen)
-            return {name: _value(name, metric(prediction, target)) for name, metric in metrics.items()}
+            found = {
+                name: streaming[name].compute() if name in streaming else metric(prediction, target)
+                for name, metric in metrics.items()
+            }
+            return {name: _value(name, value) for name, value in found.items()}
 
     return evaluate
 
@@ -285,6 +389,12 @@ def _number(value: Any) -> Tensor:
     if value.ndim:
         raise ValueError(f"the loss is a tensor of shape {tuple(value.shape)}, not a scalar; use its mean or sum")
     return value
+
+
+def _rows(state: State) -> int:
+    """Number of rows of a batch: the length of its first target."""
+    _, target = next(leaves(state.step_state.target))
+    return len(target) if target.ndim else 1
 
 
 def _device_of(model: nn.Module) -> torch.device | None:

@@ -322,7 +322,16 @@ def test_unowned_state_is_an_error_at_the_first_checkpoint(tmp_path):
 
         loop.epoch_started.attach(Handles().handle)
 
-    for attach in (held_in_closure, held_in_default, held_in_partial, bound):
+    def object_that_is_called(loop: rein.Loop, forgotten: Counter) -> None:
+        class Handler:
+            def __init__(self) -> None:
+                self.counter = forgotten
+
+            def __call__(self, state: rein.State) -> None: ...
+
+        loop.epoch_started.attach(Handler())
+
+    for attach in (held_in_closure, held_in_default, held_in_partial, bound, object_that_is_called):
         loop, _ = make()
         attach(loop, Counter())
         checkpoint(loop, rein.Checkpoints(tmp_path / attach.__name__), every=2)

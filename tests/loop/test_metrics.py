@@ -264,3 +264,14 @@ def test_result_of_reduce_is_checked_in_the_first_iteration(returned: Any) -> No
     with pytest.raises(TypeError, match=r"metric 'x': reduce returned .*; return one number"):
         loop.run()
     assert loop.state.iteration == 1
+
+
+def test_mean_is_weighted() -> None:
+    loop = rein.Loop(lambda state: {"loss": float(state.batch)})
+    loop.metric("loss", "loss", weight=lambda state: state.batch)
+    assert loop.run([1, 2, 3]).metrics["loss"] == pytest.approx((1 + 4 + 9) / 6)
+
+
+def test_weight_of_other_reduction_raises() -> None:
+    with pytest.raises(ValueError, match="weight"):
+        rein.Loop(lambda state: None).metric("loss", "loss", "sum", weight=lambda state: 1.0)

@@ -49,6 +49,8 @@ CASES: dict[Callable[..., Any], Callable[[], Any]] = {
     losses.clipped_surrogate_slope: lambda: losses.clipped_surrogate_slope(VALUE[0], REWARD[0], RATIO[0], 0.2),
     losses.clipped_value_loss: lambda: losses.clipped_value_loss(VALUE[0], REWARD[0], RATIO[0], 0.2),
     losses.huber: lambda: losses.huber(VALUE[0], 0.5),
+    losses.log_cosh: lambda: losses.log_cosh(VALUE[0]),
+    losses.categorical_hinge: lambda: losses.categorical_hinge(VALUE, torch.zeros(len(VALUE), dtype=torch.int64)),
     losses.expectile: lambda: losses.expectile(VALUE[0], 0.7),
     losses.quantile_huber: lambda: losses.quantile_huber(VALUE, torch.linspace(0.1, 0.9, N), NEXT_VALUE),
     statistics.masked_mean: lambda: statistics.masked_mean(VALUE, VALID),

@@ -8,11 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rein.ops.losses import (
+    categorical_hinge,
     clipped_surrogate,
     clipped_surrogate_slope,
     clipped_value_loss,
     expectile,
     huber,
+    log_cosh,
     quantile_huber,
 )
 from rein.ops.random import generator
@@ -130,6 +132,25 @@ def test_huber_without_delta_is_half_the_square() -> None:
     error = torch.tensor([-3.0, 0.0, 0.5, 100.0], dtype=torch.float64)
     assert torch.equal(huber(error, None), error.square() / 2.0)
     assert torch.equal(huber(error, None), huber(error, 100.0))
+
+
+def test_log_cosh_matches_its_definition_and_is_finite_for_large_errors() -> None:
+    error = numbers(B, seed=4)
+    close(log_cosh(error), error.double().cosh().log())
+    close(log_cosh(torch.tensor([-1e4, 1e4])), torch.tensor(2 * [1e4 - math.log(2.0)]))
+
+
+def test_categorical_hinge_matches_multi_margin_loss_of_the_highest_other_score() -> None:
+    score, target = numbers(B, 4, seed=4), numbers(B, seed=5).gt(0.0).long()
+    margins = torch.tensor(
+        [
+            max(0.0, 1.0 + max(float(s) for i, s in enumerate(row) if i != t) - float(row[t]))
+            for row, t in zip(score, target.tolist(), strict=True)
+        ]
+    )
+    close(categorical_hinge(score, target), margins)
+    two = numbers(B, 2, seed=6)
+    close(categorical_hinge(two, target), 2.0 * F.multi_margin_loss(two, target, reduction="none"))
 
 
 @pytest.mark.parametrize("delta", [0.1, 1.0, 2.5])

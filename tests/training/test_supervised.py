@@ -143,6 +143,8 @@ def test_batch_other_than_a_pair_of_tensors_raises(batch: Any, text: str) -> Non
         ({"optimizer": torch.optim.SGD}, TypeError, "give an optimizer object"),
         ({"optimizer": "sgd"}, TypeError, "give an optimizer object"),
         ({"optimizer": sgd(scale())}, ValueError, "the optimizer has no parameter of the model"),
+        ({"precision": "half"}, ValueError, "precision"),
+        ({"accumulate": 0}, ValueError, "accumulate"),
     ],
 )
 def test_invalid_arguments_raise(change: dict[str, Any], kind: Any, text: str) -> None:
@@ -437,3 +439,134 @@ def test_guard_that_returns_none_raises() -> None:
     loop = trainer(model, mse_loss, sgd(model), guard=lambda metrics, gradients: None)  # type: ignore[arg-type, return-value]  # wrong on purpose
     with pytest.raises(TypeError, match="guard returned None"):
         loop.run([(ONE, ONE)])
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def rows_of(count: int) -> tuple[Tensor, Tensor]:
+    x = torch.randn(count, 2, generator=torch.Generator().manual_seed(5))
+    return x, x.prod(1, keepdim=True)
+
+
+def weights(model: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def in_parts(batch: tuple[Tensor, Tensor], size: int) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(*(x.split(size) for x in batch), strict=True))
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.05])
+def test_accumulated_batches_equal_one_large_batch(max_grad_norm: float | None) -> None:
+    models = layers(), layers()
+    for model, data, accumulate in zip(models, ([rows_of(12)], in_parts(rows_of(12), 4)), (1, 3), strict=True):
+        loop = trainer(model, mse_loss, sgd(model), accumulate=accumulate, max_grad_norm=max_grad_norm)
+        state = loop.run(data, epochs=3)
+        assert state.clocks.updates == 3
+    assert torch.allclose(*(weights(model) for model in models), atol=1e-6)
+
+
+def test_incomplete_group_of_batches_continues_in_next_epoch() -> None:
+    model = layers()
+    loop = trainer(model, mse_loss, sgd(model), accumulate=2)
+    assert loop.run(in_parts(rows_of(12), 4), epochs=1).clocks.updates == 1
+    assert loop.run(in_parts(rows_of(12), 4), epochs=2).clocks.updates == 3
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_resume_within_group_of_batches_is_exact(tmp_path: Path, precision: Any) -> None:
+    def build(path: Path) -> tuple[nn.Module, rein.Loop]:
+        model, store = layers(), rein.HDF5Store(path, exist="resume")
+        loop = trainer(model, mse_loss, Adam(model.parameters()), store, epochs=3, accumulate=2, precision=precision)
+        checkpoint(loop, store)
+        return model, loop
+
+    data = in_parts(rows_of(20), 4)
+    whole, loop = build(tmp_path / "whole")
+    loop.run(data)
+    _, loop = build(tmp_path / "cut")
+    loop.iteration_completed(once=8)(lambda state: loop.interrupt("half a group"))
+    loop.run(data)
+    resumed, loop = build(tmp_path / "cut")
+    rein.resume(loop, tmp_path / "cut")
+    loop.run(data)
+    assert torch.equal(weights(whole), weights(resumed))
+
+
+def test_bfloat16_computes_predictions_in_bfloat16_and_keeps_float32_parameters() -> None:
+    models = layers(), layers()
+    losses = []
+    for model, dtype in zip(models, ("float32", "bfloat16"), strict=True):
+        loop = trainer(model, mse_loss, sgd(model), precision=dtype)  # type: ignore[arg-type]  # a literal
+        state = loop.run([rows_of(64)], epochs=20)
+        losses.append(state.metrics["loss"])
+    assert state.step_state.prediction.dtype is torch.bfloat16
+    assert weights(models[1]).dtype is torch.float32
+    assert not torch.equal(*(weights(model) for model in models))
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+def test_float16_skips_updates_whose_scaled_gradients_overflow() -> None:
+    model = scale(1.0)
+    loop = trainer(model, mse_loss, sgd(model, 1e-4), precision="float16")
+    step = loop.parts["step"]
+    started = weights(model)
+    scales = [step.state_dict()["scaler"]["scale"]]
+    loop.iteration_completed(lambda state: scales.append(step.state_dict()["scaler"]["scale"]))
+    loop.run([(ONE, ONE * -1000.0)], epochs=1)
+    assert scales[1] == scales[0] / 2  # 65536 * 2002 is larger than the largest float16
+    assert torch.equal(weights(model), started)
+    loop.run([(ONE, ONE * -1000.0)], epochs=15)
+    assert weights(model) < started
+
+
+def test_loss_that_is_not_finite_raises_in_float16() -> None:
+    model = scale()
+    with pytest.raises(NonFiniteError, match="loss"):
+        trainer(model, mse_loss, sgd(model), precision="float16").run([(ONE, ONE * math.nan)])
+
+
+def test_several_optimizers_step_together() -> None:
+    one, several = layers(), layers()
+    trainer(one, mse_loss, sgd(one), max_grad_norm=0.1).run([rows_of(8)], epochs=3)
+    parts = [sgd(several[0]), sgd(several[2])]
+    loop = trainer(several, mse_loss, parts, max_grad_norm=0.1)
+    loop.run([rows_of(8)], epochs=3)
+    assert torch.equal(weights(one), weights(several))
+    assert (loop.parts["optimizer"], loop.parts["optimizer_1"]) == tuple(parts)
+
+
+def test_loss_is_mean_over_rows_of_batches_of_different_sizes() -> None:
+    model, (x, y) = layers(), rows_of(10)
+    optimizer = sgd(model, lr=0.0)
+    state = trainer(model, mse_loss, optimizer).run([(x[:7], y[:7]), (x[7:], y[7:])])
+    assert state.metrics["loss"] == pytest.approx(float(mse_loss(model(x), y).detach()))
+
+
+def test_torchmetrics_objects_equal_functions_of_all_rows() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    model = nn.Linear(2, 2)
+    data = list(DataLoader(XOR, batch_size=3))
+    metrics = {"ours": accuracy, "theirs": torchmetrics.Accuracy("multiclass", num_classes=2, average="micro")}
+    evaluate = evaluator(model, metrics)
+    for _ in range(2):
+        found = evaluate(data)
+        assert found["theirs"] == found["ours"]
+    only = evaluator(model, {"theirs": metrics["theirs"]})
+    assert only(data)["theirs"] == found["ours"]
+    with pytest.raises(ValueError, match="empty"):
+        only([])
+
+
+def test_step_that_loop_does_not_own_is_an_error_at_first_checkpoint(tmp_path: Path) -> None:
+    model = layers()
+    optimizer = sgd(model)
+    loop = rein.Loop(train_step(model, mse_loss, optimizer, accumulate=2))
+    loop.own("model", model)
+    loop.own("optimizer", optimizer)
+    checkpoint(loop, rein.HDF5Store(tmp_path))
+    with pytest.raises(rein.CheckpointError, match="TrainStep"):
+        loop.run(in_parts(rows_of(8), 4))

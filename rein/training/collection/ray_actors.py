@@ -7,6 +7,7 @@ Shapes: N environments, n of an actor, T steps of a fragment.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import logging
 import os
@@ -245,7 +246,7 @@ class _Remote:
     ) -> None:
         torch.set_num_threads(1)
         self._environment = build()
-        self._agent = kind(*spaces, **options)
+        self._agent = kind(*copy.deepcopy(spaces), **options)  # Ray's arrays are read-only
         self._rows = list(range(self._environment.num_envs))
         self._policy = CollectionPolicy(self._agent, len(self._rows), copies=False)
         self._version = -1

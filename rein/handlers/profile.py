@@ -1,0 +1,60 @@
+"""Write a trace of some iterations with torch.profiler."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch.profiler
+from torch.profiler import ProfilerActivity
+
+from rein.loop import Loop
+from rein.loop.checks import limit
+from rein.loop.state import State
+
+logger = logging.getLogger("rein")
+
+
+def profile(
+    loop: Loop, path: str | os.PathLike[str] = "trace.json", *, skip: int = 10, iterations: int = 10, **options: Any
+) -> None:
+    """Profile some iterations of each run with `torch.profiler`, and write a trace.
+
+    Open the trace with https://ui.perfetto.dev or chrome://tracing. Each span `ProfilerStep#n` is one iteration with
+    its handlers. CUDA kernels are included if there is a GPU.
+
+    Args:
+        loop: Loop to profile.
+        path: File of the trace. An existing file is replaced.
+        skip: Number of iterations before the profile, at least 1. The profiler starts in the last of them.
+        iterations: Number of iterations in the trace. A run that ends earlier writes those that it has made.
+        options: Further options of `torch.profiler.profile`, such as `with_stack=True` or `profile_memory=True`.
+
+    Raises:
+        ValueError: If `skip` or `iterations` is less than 1.
+    """
+    wait, active = (limit(f"profile({name})", value) for name, value in (("skip", skip), ("iterations", iterations)))
+    target = Path(path).absolute()  # a handler may change the current folder
+
+    def write(profiler: torch.profiler.profile) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(target))
+        logger.info("wrote a trace of the profiler to %s", target)
+
+    def start(state: State) -> None:
+        activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * torch.cuda.is_available()]
+        schedule = torch.profiler.schedule(wait=(wait or 1) - 1, warmup=1, active=active or 1, repeat=1)
+        profiler = torch.profiler.profile(
+            activities=activities, schedule=schedule, on_trace_ready=write, **options
+        ).__enter__()
+        running.append(profiler)
+        loop.cleanups.append(stop)
+
+    def stop() -> None:
+        running.pop().__exit__(None, None, None)
+
+    running: list[torch.profiler.profile] = []
+    loop.started.attach(start)
+    loop.iteration_completed.attach(lambda state: running[0].step())
