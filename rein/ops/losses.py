@@ -72,6 +72,17 @@ def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, c
     return 0.5 * torch.maximum((value_B - target_B).square(), (kept_B - target_B).square())
 
 
+@torch.no_grad()
+def clipped_value_slope(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, clip: float | Tensor) -> Tensor:
+    """Compute the derivative of `clipped_value_loss` with respect to `value_B`, (B,).
+
+    It is v - y, or 0 in rows in which the clipped value has the larger error.
+    """
+    error_B = value_B - target_B
+    kept_B = value_B.clamp(old_value_B - clip, old_value_B + clip).sub_(target_B)
+    return error_B.masked_fill_(kept_B.abs() > error_B.abs(), 0.0)
+
+
 def huber(error_B: Tensor, delta: float | None = 1.0) -> Tensor:
     """Compute the Huber loss, (B,): `e^2 / 2` if `|e| <= delta`, else `delta * (|e| - delta / 2)`.
 

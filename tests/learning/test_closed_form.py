@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -28,8 +29,9 @@ class CustomEncoder(torch.nn.Linear):
 
 def networks_of(action_space, dtype=torch.float64, **shape) -> ActorCritic:
     made = ActorCritic(OBSERVATION, action_space, torch.Generator().manual_seed(0), **{"hidden": (16, 8), **shape})
+    head: Any = made.policy_head
     with torch.no_grad():  # enlarge the small initial weights of the head, so that all parts of the gradient matter
-        made.policy_head.linear.weight.mul_(50.0)
+        head.linear.weight.mul_(50.0)
     return made.to(dtype)
 
 
@@ -78,16 +80,30 @@ def test_squashed_policy_matches_autograd():
         torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-14)
 
 
-@pytest.mark.parametrize(
-    ("space", "shape", "coefficients"),
-    [
-        (BOX, {"squash": True}, Coefficients(0.2, 0.5, 0.01)),
-        (DISCRETE, {}, Coefficients(0.2, 0.5, 0.0, value_clip=0.2)),
-    ],
-    ids=["entropy of a squashed policy", "clipped values"],
-)
-def test_unsupported_losses_return_none(space, shape, coefficients):
-    networks = networks_of(space, **shape)
+@pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
+@pytest.mark.parametrize("value_clip", [0.05, 0.5, 100.0])
+def test_clipped_values_match_autograd_and_the_formula(value_clip, shared):
+    networks = networks_of(DISCRETE, shared=shared)
+    batch = batch_of(networks, masked=False)
+    moved = 0.3 * torch.randn(ROWS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    batch = batch._replace(value=batch.value + moved)
+    coefficients = Coefficients(0.2, 0.5, 0.01, value_clip)
+    (expected, metrics), (found, reported) = both(networks, batch, coefficients)
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-14)
+    assert reported == metrics
+
+    _, value = networks(batch.features)
+    clipped = batch.value + torch.clamp(value - batch.value, -value_clip, value_clip)
+    loss = 0.5 * torch.max((value - batch.target) ** 2, (clipped - batch.target) ** 2).mean()
+    assert metrics["value_loss"].item() == pytest.approx(loss.item(), rel=1e-6)
+    (slope,) = torch.autograd.grad(0.5 * loss, networks.value_head.bias)
+    torch.testing.assert_close(found[-1], slope, rtol=1e-10, atol=1e-14)
+
+
+def test_entropy_of_a_squashed_policy_returns_none():
+    networks = networks_of(BOX, squash=True)
+    coefficients = Coefficients(0.2, 0.5, 0.01)
     assert policy_gradient(networks, batch_of(networks, False), coefficients, None, report=False) is None
 
 

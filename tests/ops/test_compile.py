@@ -47,6 +47,7 @@ CASES: dict[Callable[..., Any], Callable[[], Any]] = {
     returns.vtrace: lambda: returns.vtrace(RATIO, REWARD, *ENDS, VALUE, NEXT_VALUE, VALID, **LAMBDA),
     losses.clipped_surrogate: lambda: losses.clipped_surrogate(VALUE[0], REWARD[0], RATIO[0], 0.2),
     losses.clipped_surrogate_slope: lambda: losses.clipped_surrogate_slope(VALUE[0], REWARD[0], RATIO[0], 0.2),
+    losses.clipped_value_slope: lambda: losses.clipped_value_slope(VALUE[0], REWARD[0], RATIO[0], 0.2),
     losses.clipped_value_loss: lambda: losses.clipped_value_loss(VALUE[0], REWARD[0], RATIO[0], 0.2),
     losses.huber: lambda: losses.huber(VALUE[0], 0.5),
     losses.log_cosh: lambda: losses.log_cosh(VALUE[0]),

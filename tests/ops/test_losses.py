@@ -12,6 +12,7 @@ from rein.ops.losses import (
     clipped_surrogate,
     clipped_surrogate_slope,
     clipped_value_loss,
+    clipped_value_slope,
     expectile,
     huber,
     log_cosh,
@@ -126,6 +127,15 @@ def test_value_beyond_the_clip_toward_its_target_gets_no_gradient() -> None:
     (gradient,) = torch.autograd.grad(loss.sum(), value)
     assert gradient[0] == 0.0
     assert gradient[1] == pytest.approx(0.3 - 3.0)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.2, 2.0, math.inf])
+def test_clipped_value_slope_matches_autograd(clip: float) -> None:
+    value, old, target = (numbers(B, seed=seed).double() for seed in (6, 7, 8))
+    value.requires_grad_()
+    (expected,) = torch.autograd.grad(clipped_value_loss(value, old, target, clip).sum(), value)
+    assert torch.equal(clipped_value_slope(value, old, target, clip), expected)
+    assert (expected == 0.0).any() == (clip < math.inf)
 
 
 def test_huber_without_delta_is_half_the_square() -> None:

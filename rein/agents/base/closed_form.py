@@ -23,7 +23,7 @@ from rein.networks.mlp import Stack
 from rein.networks.q_networks import QNetwork
 from rein.networks.reserved import inputs_of
 from rein.ops.distributions import Categorical, Normal, SquashedNormal
-from rein.ops.losses import clipped_surrogate_slope, huber
+from rein.ops.losses import clipped_surrogate_slope, clipped_value_slope, huber
 from rein.ops.stack import FUSED, Pass, relu_backward, stack_backward, stack_forward
 
 Found = tuple[list[Tensor], dict[str, Tensor]]
@@ -50,7 +50,7 @@ def has_closed_form(networks: nn.Module) -> bool:
 def _covers(networks: ActorCritic, coefficients: Coefficients) -> bool:
     squashed = isinstance(networks.policy_head, ContinuousHead) and bool(networks.policy_head.squash)
     without_entropy = not isinstance(coefficients.entropy, Tensor) and coefficients.entropy == 0.0
-    return coefficients.value_clip is None and (without_entropy or not squashed)
+    return without_entropy or not squashed
 
 
 @torch.no_grad()
@@ -64,7 +64,7 @@ def policy_gradient(
     With row weight w = 1 / M and slope g of the surrogate with respect to log pi (`clipped_surrogate_slope`)::
 
         d loss / d output = w (g d log pi / d output - c_entropy d H / d output)
-        d loss / d value  = w c_value (value - target)
+        d loss / d value  = w c_value (value - target), or 0 in rows with a clipped value (`clipped_value_slope`)
 
     Backpropagation through two linear heads and the hidden layers follows (Rumelhart, Hinton & Williams 1986).
     """
@@ -91,7 +91,11 @@ def policy_gradient(
     grad_output_MA, grad_log_std = _policy_score(distribution, batch.sample, slope_M, entropy_weight_M)
     if inputs.action_mask is not None:
         grad_output_MA.masked_fill_(~inputs.action_mask, 0.0)
-    grad_value_M1 = (value_M - batch.target).mul_(weight * coefficients.value).unsqueeze(-1)
+    if coefficients.value_clip is None:
+        error_M = value_M - batch.target
+    else:
+        error_M = clipped_value_slope(value_M, batch.value, batch.target, coefficients.value_clip)
+    grad_value_M1 = error_M.mul_(weight * coefficients.value).unsqueeze(-1)
 
     grad_top_KMH = torch.empty_like(top_KMH)
     torch.mm(grad_output_MA, head.linear.weight, out=grad_top_KMH[0])
