@@ -153,9 +153,13 @@ class MultiAgent:
         """Let every agent learn if its update is due. Returns the metrics with the prefix of the group."""
         return self._named(lambda agent: agent.optimize_model())
 
-    def policy(self, deterministic: bool = True) -> MultiAgentPolicy:
-        """Return a policy of all rows that uses the current parameters of the agents."""
-        return MultiAgentPolicy(self, {name: agent.policy(deterministic) for name, agent in self.agents.items()})
+    def policy(self, deterministic: bool = True, **options: Any) -> MultiAgentPolicy:
+        """Return a policy of all rows that uses the current parameters of the agents.
+
+        `options` are passed to the method `policy` of every agent, such as `epsilon`.
+        """
+        policies = {name: agent.policy(deterministic, **options) for name, agent in self.agents.items()}
+        return MultiAgentPolicy(self, policies)
 
     def reseed(self, seed: int) -> None:
         """Set the seeds of all agents that were built without a seed, each from `seed` and its group.

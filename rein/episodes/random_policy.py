@@ -13,12 +13,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.agents.base.exploration import random_action
+from rein.agents.base.exploration import random_action, random_choices
 from rein.envs.base.spaces import tensor_dtype
 from rein.networks.encoder import children
-from rein.networks.heads import choices
 from rein.networks.reserved import mask_of, visible
-from rein.ops.exploration import random_valid
 from rein.ops.random import generator, restore
 from rein.ops.trees import checked_device, leaves
 from rein.types import Tree
@@ -68,7 +66,7 @@ def _draw(space: spaces.Space[Any], observation: Tree, mask: Tree | None, rng: t
             f"{space}: unsupported space; expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict or Tuple of these"
         )
     if mask is not None:
-        return _valid(space, mask.to(rng.device), rng)
+        return random_choices(space, mask.to(rng.device), rng).to(tensor_dtype(space))
     if isinstance(space, spaces.MultiDiscrete):
         return _integers(space, space.start, space.nvec, observation, rng)
     if isinstance(space, spaces.MultiBinary):
@@ -79,14 +77,6 @@ def _draw(space: spaces.Space[Any], observation: Tree, mask: Tree | None, rng: t
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
         return _integers(space, low, high - low + 1.0, observation, rng)
     return random_action(space, visible(observation), rng)  # the mask may belong to another component
-
-
-def _valid(space: spaces.Space[Any], mask_NL: Tensor, rng: torch.Generator) -> Tensor:
-    """Return actions (N, *A), uniform over the valid choices of each integer."""
-    sizes, start = choices(space)
-    chosen = [random_valid(mask_NA, rng) for mask_NA in mask_NL.split(sizes, -1)]
-    action = torch.stack(chosen, -1).reshape(-1, *start.shape)
-    return (action + torch.as_tensor(start, dtype=torch.int64, device=rng.device)).to(tensor_dtype(space))
 
 
 def _integers(space: spaces.Space[Any], low: Any, count: Any, observation: Tree, rng: torch.Generator) -> Tensor:

@@ -17,13 +17,23 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein import foreign_names
+from rein.agents.base.exploration import random_choices
 from rein.agents.base.optimizers import set_learning_rate
-from rein.agents.base.options import as_json, declared, document, option, options_of, refuse_hidden, refuse_unknown
+from rein.agents.base.options import (
+    as_json,
+    declared,
+    document,
+    in_unit_interval,
+    option,
+    options_of,
+    refuse_hidden,
+    refuse_unknown,
+)
 from rein.agents.base.state import check_state, has_state, load_state, public_state, save_state
 from rein.agents.base.summary import Summary
 from rein.networks.encoder import children
-from rein.networks.heads import check_mask
-from rein.networks.reserved import ACTION_MASK, CRITIC_OBSERVATION, entry
+from rein.networks.heads import check_mask, choices, is_continuous
+from rein.networks.reserved import ACTION_MASK, CRITIC_OBSERVATION, entry, mask_of
 from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, generator, own_state, restore_own
 from rein.ops.trees import checked_device, leaves
@@ -221,15 +231,33 @@ class Agent(_HasOptions, abc.ABC):
                 if hasattr(value, "param_groups"):
                     set_learning_rate(value, rate(**self.counts))
 
-    def policy(self, deterministic: bool = True, *, device: torch.device | str | None = None) -> AgentPolicy:
+    def policy(
+        self, deterministic: bool = True, *, epsilon: float | None = None, device: torch.device | str | None = None
+    ) -> AgentPolicy:
         """Return a policy that uses the current parameters of the agent. Acting with it does not change the agent.
 
         Args:
             deterministic: Whether to act greedily. Otherwise, the policy explores as much as the agent.
+            epsilon: Probability of a random action instead, for discrete actions. Random actions are uniform over the
+                valid actions.
             device: Device on which the policy acts, by default that of the agent. On another device the policy has a
                 copy of the parameters, which is updated when the agent has learned.
+
+        Raises:
+            ValueError: If `epsilon` is not from 0 to 1, or if the actions are not discrete.
         """
-        return AgentPolicy(self, not deterministic, device)
+        if epsilon is not None:
+            called = f"{type(self).__name__}.policy(epsilon={epsilon!r})"
+            if children(self.action_space) is not None or is_continuous(self.action_space):
+                raise ValueError(
+                    f"{called}: random actions need a Discrete, MultiDiscrete or MultiBinary action space, got "
+                    f"{self.action_space}; use deterministic=False to explore"
+                )
+            try:
+                epsilon = in_unit_interval(epsilon)
+            except ValueError as error:
+                raise ValueError(f"{called}: {error}") from None
+        return AgentPolicy(self, not deterministic, device, epsilon)
 
     def reseed(self, seed: int) -> None:
         """Start all random streams from `seed`. Loaded parameters are kept.
@@ -300,19 +328,24 @@ class AgentPolicy:
     has its own generator and carry.
     """
 
-    def __init__(self, agent: Agent, explore: bool | float, device: torch.device | str | None = None) -> None:
-        """Create a policy. `explore` is passed to `agent.act`: a bool, or a number for agents that accept it."""
+    def __init__(
+        self, agent: Agent, explore: bool, device: torch.device | str | None = None, epsilon: float | None = None
+    ) -> None:
+        """Create a policy. `explore` is passed to `agent.act`."""
         self.device = agent.device if device is None else checked_device(device)
         self._agent = self._source = agent
         if self.device != agent.device:
             options = {name: getattr(agent, name) for name in options_of(type(agent))} | {"device": self.device}
             self._agent = type(agent)(agent.observation_space, agent.action_space, **options)  # type: ignore[call-arg]
-        self._explore, self._version = explore, -1  # number of updates of the copied parameters
-        self._generator = None if explore is False else generator(agent._root_seed, "policy", device=self.device)
+        self._explore, self._epsilon = explore, epsilon
+        self._version = -1  # number of updates of the copied parameters
+        greedy = not explore and epsilon is None
+        self._generator = None if greedy else generator(agent._root_seed, "policy", device=self.device)
         self.carry: Tensor | None = None  # (N, C) memory of a recurrent agent
 
     def __repr__(self) -> str:
-        return f"AgentPolicy({self._agent!r}, explore={self._explore})"
+        epsilon = "" if self._epsilon is None else f", epsilon={self._epsilon}"
+        return f"AgentPolicy({self._agent!r}, explore={self._explore}{epsilon})"
 
     @torch.no_grad()
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tensor]]:
@@ -327,10 +360,21 @@ class AgentPolicy:
         carry = self.carry if self.carry is not None and len(self.carry) == rows else None
         agent.generator, agent.carry = self._generator or agent.generator, carry
         try:
-            return agent._sampled(agent.act(observation, self._explore), self._explore)[0], {}
+            action, _ = agent._sampled(agent.act(observation, self._explore), self._explore)
+            return action if self._epsilon is None else self._mixed(action, observation, self._epsilon), {}
         finally:
             self.carry = agent.carry
             agent.generator, agent.carry = saved
+
+    def _mixed(self, action: Tensor, observation: Tree, epsilon: float) -> Tensor:
+        """Return actions (N, ...), each replaced by a random valid one with probability `epsilon`."""
+        space, drawn = self._agent.action_space, self._generator
+        assert drawn is not None
+        if (mask_NL := mask_of(observation)) is None:
+            mask_NL = torch.ones((len(action), sum(choices(space)[0])), dtype=torch.bool, device=self.device)
+        random = random_choices(space, mask_NL, drawn).to(action.dtype)
+        u_N = torch.rand(len(action), generator=drawn, dtype=torch.float32, device=self.device)
+        return torch.where((u_N < epsilon).view(-1, *[1] * (action.ndim - 1)), random, action)
 
     def reset(self, mask: Tensor | None = None) -> None:
         """Start new episodes in the environments of `mask` (N,), or in all environments."""

@@ -1,6 +1,6 @@
 """Exploration: adaptive amounts of exploration, action noise, random actions.
 
-Shapes: N environments, A action dimensions, E episodes, W episodes of the window.
+Shapes: N environments, A action dimensions, L choices of an action, E episodes, W episodes of the window.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.networks.heads import width
+from rein.networks.heads import choices, width
 from rein.networks.reserved import mask_of
 from rein.ops.exploration import ornstein_uhlenbeck, random_valid, reset_noise
 from rein.ops.trees import leaves
@@ -240,6 +240,17 @@ def _state_of(amount: Amount) -> dict[str, Any]:
 def _load_into(amount: Amount, state: Mapping[str, Any]) -> None:
     if isinstance(amount, Plateau):
         amount.load_state_dict(state["amount"])
+
+
+def random_choices(space: spaces.Space[Any], mask_NL: Tensor, generator: torch.Generator) -> Tensor:
+    """Sample actions (N, *A) int64 from a discrete space, each integer uniformly among its valid choices.
+
+    L is the number of choices of all integers of an action, see `rein.networks.heads.choices`. The mask is boolean.
+    """
+    sizes, start = choices(space)
+    chosen = [random_valid(mask_NA, generator) for mask_NA in mask_NL.split(sizes, -1)]
+    action = torch.stack(chosen, -1).reshape(-1, *start.shape)
+    return action + torch.as_tensor(start, dtype=torch.int64, device=generator.device)
 
 
 def random_action(space: spaces.Space[Any], observation: Tree, generator: torch.Generator) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rein.agents.base.agent import AgentPolicy
 from rein.agents.base.exploration import Amount, as_amount
-from rein.agents.base.options import at_least_one, in_unit_interval, option
+from rein.agents.base.options import at_least_one, option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.networks.reserved import mask_of
 from rein.ops.exploration import boltzmann, epsilon_greedy
@@ -57,19 +57,12 @@ class EpsilonGreedy(DiscreteActions, abc.ABC):
     def policy(
         self, deterministic: bool = True, *, epsilon: float | None = None, device: torch.device | str | None = None
     ) -> AgentPolicy:
-        """Return a policy that uses the current parameters of the agent.
+        """Return a policy that uses the current parameters of the agent, see `Agent.policy`.
 
-        Args:
-            deterministic: Whether to act greedily. Otherwise, the policy explores as much as the agent.
-            epsilon: If given, act epsilon-greedily with this probability of a random action.
-            device: Device on which the policy acts, see `Agent.policy`.
+        With `epsilon`, the policy is epsilon-greedy, whether or not `deterministic` is set.
         """
-        if epsilon is None:
-            return AgentPolicy(self, not deterministic, device)  # type: ignore[arg-type]
-        try:
-            return AgentPolicy(self, in_unit_interval(epsilon), device)  # type: ignore[arg-type]
-        except ValueError as error:
-            raise ValueError(f"{type(self).__name__}.policy(epsilon={epsilon!r}): {error}") from None
+        greedy = deterministic or epsilon is not None
+        return super().policy(greedy, epsilon=epsilon, device=device)  # type: ignore[misc]
 
     def choose(self, value_NA: Tensor, explore: bool | float, mask_NA: Tensor | None = None) -> Tensor:
         """Return actions (N,): greedy (`explore=False`), exploring (`True`), or with `explore` as epsilon."""
