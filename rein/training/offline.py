@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 from weakref import WeakSet
 
@@ -29,7 +30,7 @@ from rein.protocols import Store
 from rein.replay.frames import FrameReplay
 from rein.replay.prioritized import PrioritizedReplay
 from rein.replay.replay import Replay
-from rein.training.training_loop import check_learning, describe_run, report_agent, seed_parts
+from rein.training.training_loop import check_learning, own_store, report_agent, seed_parts
 from rein.types import STEP_STATE_TYPES, StepState, Transition, Tree
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ Source = Union["Run", "Transitions", Recorded, Iterable[Transition]]
 def offline_loop(
     agent: ReplayAgent,
     data: Source | None = None,
-    store: Store | None = None,
+    store: Store | str | Path | None = None,
     *,
     epochs: int | None = NOT_GIVEN,
     iterations: int | None = None,
@@ -184,7 +185,7 @@ def offline_loop(
     Args:
         agent: agent that learns from a replay buffer.
         data: transitions to fill the replay with first; see `fill`.
-        store: store for `run.json`, the files of the metrics and checkpoints.
+        store: store for `run.json`, the files of the metrics and checkpoints, or the path of a new `HDF5Store`.
         epochs: default number of epochs of `loop.run`.
         iterations: iterations of an epoch, 100 by default.
         updates_per_iteration: updates of an iteration.
@@ -228,8 +229,7 @@ def offline_loop(
     report_agent(loop, agent)
     check_learning(loop, agent, None, check_finite)
     if store is not None:
-        loop.own("store", store)
-        describe_run(loop, store)
+        own_store(loop, store)
 
     @loop.started.wire
     def take_clocks(state: State) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -19,7 +20,7 @@ from rein.loop.filters import NOT_GIVEN
 from rein.loop.state import State
 from rein.ops.trees import checked_device, leaves, map_tree
 from rein.protocols import Store
-from rein.training.training_loop import check_learning, describe_run
+from rein.training.training_loop import check_learning, own_store
 from rein.types import Tree
 
 Score = Callable[[Any, Any], Tensor]  # (prediction, target) -> (), such as torch.nn.functional.mse_loss
@@ -41,7 +42,7 @@ def trainer(
     model: nn.Module,
     loss: Loss,
     optimizer: Optimizer | Sequence[Optimizer],
-    store: Store | None = None,
+    store: Store | str | Path | None = None,
     *,
     epochs: int | None = NOT_GIVEN,
     iterations: int | None = None,
@@ -65,7 +66,7 @@ def trainer(
         model: module to train.
         loss: loss function, or a list of (loss function, weight); see `train_step`.
         optimizer: optimizer of the model's parameters, or several optimizers that step together.
-        store: store for `run.json`, the files of the metrics and checkpoints.
+        store: store for `run.json`, the files of the metrics and checkpoints, or the path of a new `HDF5Store`.
         epochs: default number of epochs of `loop.run`.
         iterations: default number of iterations of an epoch.
         precision: see `train_step`.
@@ -102,8 +103,7 @@ def trainer(
     if max_grad_norm is not None or guard is not None:
         loop.metric("grad_norm", "grad_norm")
     if store is not None:
-        loop.own("store", store)
-        describe_run(loop, store)
+        own_store(loop, store)
     return loop
 
 

@@ -125,9 +125,7 @@ def training_loop(
     warn_without_update(loop, agent)
     if store is not None:
         if isinstance(store, str | Path):
-            from rein.store.hdf5 import HDF5Store  # imports h5py, which a run without files does not need
-
-            store = HDF5Store(store, exist="new")
+            store = new_store(store)
             check_fit(agent, environment, store)
         write_to(loop, store, rows, statistics)
     return loop
@@ -405,6 +403,20 @@ def write_to(loop: Loop, store: Store, rows: RowBuffer, statistics: EpisodeStati
         loop.started.wire(lambda state: begin(state.clocks.epochs))
     describe_run(loop, store)
     write_trajectories(loop, store, rows, statistics)
+
+
+def new_store(path: str | Path) -> Store:
+    """Return a new `HDF5Store`. A number is added to the path if it exists."""
+    from rein.store.hdf5 import HDF5Store  # imports h5py, which a run without files does not need
+
+    return HDF5Store(path, exist="new")
+
+
+def own_store(loop: Loop, store: Store | str | Path) -> None:
+    """Register a store, or a new one at a path, of a loop without trajectories, and write `run.json` and metrics."""
+    store = new_store(store) if isinstance(store, str | Path) else store
+    loop.own("store", store)
+    describe_run(loop, store)
 
 
 def describe_run(loop: Loop, store: Store) -> None:

@@ -401,10 +401,10 @@ def test_dataloader_with_own_generator_resumes_exactly(stop_at: int, tmp_path: P
     assert second.state.metrics["loss"] == whole.state.metrics["loss"]
 
 
-def test_run_with_store_writes_metrics(tmp_path: Path) -> None:
+@pytest.mark.parametrize("make_store", [rein.HDF5Store, Path])
+def test_run_with_store_or_path_writes_metrics(tmp_path: Path, make_store: Any) -> None:
     model = scale()
-    store = rein.HDF5Store(tmp_path / "run")
-    loop = trainer(model, mse_loss, sgd(model), store, epochs=2)
+    loop = trainer(model, mse_loss, sgd(model), make_store(tmp_path / "run"), epochs=2)
     validate(loop, model, [(ONE, ONE)], {"loss": mse_loss})
     loop.run([(ONE, ONE)])
     lines = (tmp_path / "run/metrics.csv").read_text(encoding="utf-8").splitlines()

@@ -2,7 +2,10 @@
 
 # pyright: strict, reportUnnecessaryTypeIgnoreComment=true
 
+import torch
+
 import rein
+from rein.training.supervised import trainer
 
 
 def train(run: str) -> float:
@@ -18,6 +21,13 @@ def train(run: str) -> float:
     loop.run(epochs=40)
     result: rein.Evaluation = rein.evaluate(agent, rein.envs.CartPole(num_envs=8, seed=1), episodes=20)
     return result.mean_return
+
+
+def train_supervised(run: str, data: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop = trainer(model, torch.nn.functional.mse_loss, optimizer, run, epochs=10, precision="bfloat16", accumulate=2)
+    loop.run(data)
 
 
 def reject_unknown_options() -> None:

@@ -192,7 +192,7 @@ class Optimizer(Protocol):
         """Return the state of the optimizer."""
         ...
 
-    def load_state_dict(self, state: Any) -> Any:
+    def load_state_dict(self, state: Any, /) -> Any:
         """Load a state that `state_dict` returned."""
         ...
 
