@@ -25,7 +25,8 @@ def make(
     """Build environments that are stepped together.
 
     Args:
-        env: Gymnasium id, function that returns a `gymnasium.Env`, or `gymnasium.vector.VectorEnv`.
+        env: Gymnasium id, function that returns a `gymnasium.Env`, or `gymnasium.vector.VectorEnv`. If the function
+            has a parameter `index` without a default, it gets the index of the environment, from 0 to N - 1.
         num_envs: number of environments, 1 by default. A `VectorEnv` has a fixed number.
         seed: random seed of all episodes. `training_loop(seed=)` seeds environments without a seed.
         workers: number of workers that step the environments at the same time, for environments that take long.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import inspect
 import logging
 import re
 import reprlib
@@ -232,7 +233,6 @@ class GymnasiumEnvironment:
     """
 
     steps_separately = True  # stepping a part of the environments costs less than stepping all
-    _first = 0  # number of the first environment, in messages
 
     @torch.inference_mode(False)  # inference tensors cannot be modified outside of inference mode
     def __init__(
@@ -245,8 +245,10 @@ class GymnasiumEnvironment:
         action_mask: bool | None = None,
         replayable: bool = True,
         max_replay_steps: int = 1_000_000,
+        _first: int = 0,  # number of the first environment, if they are a part of a larger number
         **make_kwargs: Any,
     ) -> None:
+        self._first = _first
         self.num_envs = num_envs = checked_num_envs(num_envs)
         self._info = missing_values(info)
         max_replay_steps = checked_count(f"max_replay_steps={max_replay_steps!r}", max_replay_steps)
@@ -258,9 +260,9 @@ class GymnasiumEnvironment:
         self._build = functools.partial(
             GymnasiumEnvironment, id_or_factory, max_replay_steps=max_replay_steps, **options
         )
-        self._seeds = HostEpisodeSeeds(num_envs, seed)
+        self._seeds = HostEpisodeSeeds(num_envs, seed, _first)
         self._options = ResetOptions(num_envs)
-        self._envs: list[Any] = _make_all(id_or_factory, make_kwargs, num_envs)
+        self._envs: list[Any] = _make_all(id_or_factory, make_kwargs, range(_first, _first + num_envs))
         self._action_mask = action_mask
         if action_mask:
             self._envs = [with_mask(environment, self._name) for environment in self._envs]
@@ -539,11 +541,7 @@ class GymnasiumEnvironment:
 
     def part(self, rows: range) -> Callable[[], GymnasiumEnvironment]:
         """Return a function that builds the environments `rows` alone, with the same episode seeds."""
-        return functools.partial(_built_part, self._build, rows, self.seed)
-
-    def number_from(self, first: int) -> None:
-        """Give the environments the numbers `first`, `first + 1`, ... in seeds and messages, for a worker."""
-        self._first, self._seeds = first, HostEpisodeSeeds(self.num_envs, self.seed, first)
+        return functools.partial(self._build, len(rows), self.seed, _first=rows.start)
 
     def _numbers(self, rows: Sequence[int]) -> Sequence[int]:
         """Return the numbers of the environments in `rows` (R,) for messages."""
@@ -610,17 +608,31 @@ class GymnasiumEnvironment:
                 )
 
 
-def _make_all(source: Source, make_kwargs: Mapping[str, Any], num_envs: int) -> list[gymnasium.Env[Any, Any]]:
-    """Make N environments. The checks of Gymnasium run in the first one only.
+def _takes_index(source: Source) -> bool:
+    """Return whether a factory has a parameter `index` without a default."""
+    try:
+        parameter = inspect.signature(source).parameters.get("index")  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # an id, or a function without a signature
+        return False
+    return parameter is not None and parameter.default is parameter.empty
+
+
+def _make_all(source: Source, make_kwargs: Mapping[str, Any], numbers: range) -> list[gymnasium.Env[Any, Any]]:
+    """Make the environments with these numbers. The checks of Gymnasium run in the first one only.
 
     Raises ValueError if a factory returns the same object twice, or if the environments have different spaces.
     """
-    first = make(source, make_kwargs)
+    by_index = _takes_index(source)
+
+    def make_one(number: int) -> Any:
+        return make(source, {"index": number, **make_kwargs} if by_index else make_kwargs)
+
+    first = make_one(numbers[0])
     if first.spec is not None and not callable(source):
         spec = source if isinstance(source, EnvSpec) else gymnasium.registry[first.spec.id]
         source = dataclasses.replace(spec, order_enforce=False, disable_env_checker=True)
-    made = [first, *(make(source, make_kwargs) for _ in range(num_envs - 1))]
-    if len({id(environment.unwrapped) for environment in made}) < num_envs:
+    made = [first, *map(make_one, numbers[1:])]
+    if len({id(environment.unwrapped) for environment in made}) < len(numbers):
         raise ValueError(f"{name_of(source)} returned the same environment twice; it must make a new one in each call")
     for kind in ("observation_space", "action_space"):
         for index, environment in enumerate(made):
@@ -630,12 +642,6 @@ def _make_all(source: Source, make_kwargs: Mapping[str, Any], num_envs: int) -> 
                     f" {getattr(environment, kind)}; all environments must have equal spaces"
                 )
     return made
-
-
-def _built_part(build: Callable[..., GymnasiumEnvironment], rows: range, seed: int | None) -> GymnasiumEnvironment:
-    part = build(len(rows), seed)
-    part.number_from(rows.start)
-    return part
 
 
 def check_sent(rows: Sequence[int], num_envs: int, sent: Collection[int]) -> None:

@@ -53,7 +53,7 @@ _PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 _BROKEN_PIPE = (EOFError, OSError)
 _parent_ends: weakref.WeakSet[connection.Connection] = weakref.WeakSet()  # a forked process must not keep them open
 
-Build = Callable[[int], GymnasiumEnvironment]  # function of a number of environments
+Build = Callable[..., GymnasiumEnvironment]  # function of a number of environments
 
 
 class Request(NamedTuple):
@@ -156,8 +156,7 @@ class Block:
     """Environments of one worker, and the methods that requests call. `first` is the number of the first one."""
 
     def __init__(self, build: Build, rows: range) -> None:
-        self.environment = build(len(rows))
-        self.environment.number_from(rows.start)
+        self.environment = build(len(rows), _first=rows.start)
         self.rows, self._all = rows, range(len(rows))
 
     def about(self) -> About:
