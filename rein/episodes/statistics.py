@@ -120,10 +120,15 @@ class EpisodeStatistics:
         self._world_return_W[over_R] = 0.0
         self._world_length_W[over_R] = 0
 
-    def open_lengths(self) -> np.ndarray:
-        """Return the number of transitions of each open episode (N,)."""
+    def open_returns(self) -> np.ndarray:
+        """Return the sum of the rewards of each open episode so far, (N,) float64; 0 in an episode without a step."""
         self.catch_up()
-        return self._length_N
+        return self._return_N.copy()
+
+    def open_lengths(self) -> np.ndarray:
+        """Return the number of transitions of each open episode so far, (N,) int64."""
+        self.catch_up()
+        return self._length_N.copy()
 
     def ended_in_last_row(self) -> list[tuple[int, int, float, int]]:
         """Return id, environment, return and length of each episode that ended in the last row."""

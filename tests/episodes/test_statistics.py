@@ -117,3 +117,24 @@ def test_invalid_rows_are_excluded():
 def test_state_with_another_number_of_environments_raises():
     with pytest.raises(ValueError, match="the state has 3 environments, but the loop has 2"):
         EpisodeStatistics(2, RowBuffer(1)).load_state_dict(EpisodeStatistics(3, RowBuffer(1)).state_dict())
+
+
+def test_open_returns_and_lengths_are_those_of_running_episodes(scripted, listening):
+    statistics = play(scripted, listening, [2, 3, 9], 5, epoch_at=[3])  # rewards are 1, 2, 3, ... in each episode
+    assert statistics.open_lengths().tolist() == [1, 2, 5]
+    assert statistics.open_returns().tolist() == [1.0, 3.0, 15.0]
+    statistics.open_returns()[:] = 0.0  # a copy
+    assert statistics.open_returns().tolist() == [1.0, 3.0, 15.0]
+    statistics.observe_reset()
+    assert statistics.open_lengths().tolist() == [0, 0, 0]
+
+
+def test_open_returns_in_a_training_loop_contain_the_last_step(scripted, listening):
+    import rein
+
+    environment = scripted([2, 3])
+    loop = rein.training_loop(listening(environment), environment, iterations=4)
+    seen = []
+    loop.iteration_completed(lambda state: seen.append(loop.parts["statistics"].open_returns().tolist()))
+    loop.run(epochs=1)
+    assert seen == [[1.0, 1.0], [0.0, 3.0], [1.0, 0.0], [0.0, 1.0]]
