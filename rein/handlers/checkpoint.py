@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 from rein.errors import CheckpointError
 from rein.loop import Loop
+from rein.loop.events import Event
 from rein.loop.state import State
 from rein.loop.unowned import unowned
 
@@ -35,6 +38,9 @@ def checkpoint(
     Attach it after the other handlers. A checkpoint is taken at the next edge: after all handlers, at the end of an
     iteration, an epoch or the run. Trajectories are flushed, the state is copied, and a thread writes the copy while
     training continues.
+
+    When a file is safe on the disk, the event `checkpoint_saved` fires at the next edge, or at the end of the run. Its
+    path is then `state.saved_checkpoint`.
 
     A file is kept if any rule keeps it: `keep_last`, `keep_every`, `keep_best`. The newest checkpoint without NaN or
     infinity is always kept. Several handlers may share a store; each rule then applies to the checkpoints of all of
@@ -81,8 +87,10 @@ def checkpoint(
     attach = loop.event(event)(**filters)
     shared = checkpoints.shared.setdefault(loop, _Shared())
     shared.rules.append(rules)
-    saver = Saver(loop, checkpoints, rules, shared, name, on_failure)
+    saved = loop.events.get("checkpoint_saved") or loop.define("checkpoint_saved")
+    saver = Saver(loop, checkpoints, rules, shared, name, on_failure, saved)
     loop.started.attach(saver.begin)
+    loop.iteration_completed.wire(saver.request_announcement)
     attach(saver.save_at_next_edge)
     loop.epoch_ended.attach(saver.save_if_wanted)
     loop.on("completed", "halted", "failed")(saver.finish)
@@ -114,8 +122,11 @@ class Saver:
         shared: _Shared,
         name: Callable[[State], str] | None,
         on_failure: str,
+        saved: Event,
     ) -> None:
         self.checkpoints = checkpoints
+        self._event = saved
+        self._saved: collections.deque[Path] = collections.deque()  # not announced; the writer's thread appends
         self._loop, self._rules, self._shared = loop, rules, shared
         self._name, self._on_failure = name, on_failure
         self._wanted = False  # at the end of this epoch
@@ -130,6 +141,7 @@ class Saver:
     def begin(self, state: State) -> None:
         """Move newer checkpoints of another run in the same folder aside. Handler of `started`."""
         self._wanted = self._wanted_within = False
+        self._saved.clear()
         self._shared.begin()
         self.checkpoints.begin(self._loop)
 
@@ -189,7 +201,7 @@ class Saver:
         stem = self._name(state) if self._name is not None else None
         if self._name is not None and not isinstance(stem, str):
             raise TypeError(f"checkpoint(name=...): the function returned {stem!r:.80}; it must return a string")
-        self.checkpoints.take(self._loop, judged, stem, self._on_failure)
+        self.checkpoints.take(self._loop, judged, stem, self._on_failure, self._saved.append)
         shared.taken.add(kind)
 
     def _judged(self, state: State, best: tuple[str, str] | None) -> tuple[str, str] | None:
@@ -207,6 +219,23 @@ class Saver:
     def close(self, state: State) -> None:
         """Wait until all checkpoints are written. Runs at an edge."""
         self.checkpoints.close()
+        self.announce(state)
+
+    def request_announcement(self, state: State) -> None:
+        """Request the events of new files. Wired to `iteration_completed`."""
+        if self._saved:
+            state.request(self.announce)
+
+    def announce(self, state: State) -> None:
+        """Fire `checkpoint_saved` for each new file that still exists. Runs at an edge."""
+        while self._saved:
+            path = self._saved.popleft()
+            if self._event.listened_to and path.exists():
+                state._saved_checkpoint = path
+                try:
+                    self._event.fire(state)
+                finally:
+                    state._saved_checkpoint = None
 
     def _check_owned(self) -> None:
         if self._checked:

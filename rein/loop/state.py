@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import attrs
@@ -75,13 +76,14 @@ class State:
     _left: bool = False  # if True, evaluations of this run end early and no new one begins
     _requests: list[Callable[[State], None]] = attrs.field(factory=list)
     _read_episodes: Callable[[], list[Any]] | None = None  # set while `episodes_completed` fires
+    _saved_checkpoint: Path | None = None  # set while `checkpoint_saved` fires
 
     def __repr__(self) -> str:
         return f"State({self.status}, epoch={self.epoch}, iteration={self.iteration}, {self.clocks!r})"
 
     @property
     def epoch(self) -> int:
-        """Current epoch, starting at 1; 0 before the first. Still k in the end events of epoch k."""
+        """Current epoch, starting at 1 (or `first_epoch`); 0 before a run. Still k in the end events of epoch k."""
         return self._epoch
 
     @property
@@ -127,6 +129,11 @@ class State:
     def episodes_completed(self) -> list[Any]:
         """Episodes that ended in this step, in handlers of the event `episodes_completed`; otherwise empty."""
         return [] if self._read_episodes is None else self._read_episodes()
+
+    @property
+    def saved_checkpoint(self) -> Path | None:
+        """Path of the new checkpoint, in handlers of the event `checkpoint_saved`; otherwise None."""
+        return self._saved_checkpoint
 
     def halt_epoch(self) -> None:
         """End this epoch early, as halted. The next epoch follows."""

@@ -100,12 +100,13 @@ class Checkpoints:
         rules: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         stem: str | None = None,
         on_failure: Literal["raise", "warn"] = "raise",
+        on_saved: Callable[[Path], None] | None = None,
     ) -> Path:
         """Copy the state of `loop` and queue it to be written to `<stem>.h5`. Returns that path.
 
         `rules` holds the fields of `Rules`, of one handler or of several. A rule has `best` only if the metric was
-        assigned to this state. This method blocks while too many bytes are queued. Raises CheckpointError if an earlier
-        write failed.
+        assigned to this state. `on_saved(path)` is called on the writer's thread when the file is safe on the disk.
+        This method blocks while too many bytes are queued. Raises CheckpointError if an earlier write failed.
         """
         every = [Rules(**one) for one in ([rules] if isinstance(rules, Mapping) else rules)]
         stem = stem_of(loop) if stem is None else stem
@@ -117,7 +118,7 @@ class Checkpoints:
         about["finite"] = is_finite(held["parts"].get("agent"))
         path = self.folder / f"{stem}.h5"
         about["file"] = path.name
-        write = functools.partial(self._write, path, held, about, every)
+        write = functools.partial(self._write, path, held, about, every, on_saved)
         job = write if on_failure == "raise" else functools.partial(_warn_of, write)
         with self._surface():
             self._writer().submit(job, _size(held))
@@ -177,7 +178,14 @@ class Checkpoints:
             atexit.register(self._writers[0].close)  # queued checkpoints are written at exit
         return self._writers[0]
 
-    def _write(self, path: Path, held: Any, about: dict[str, Any], rules: Sequence[Rules]) -> None:
+    def _write(
+        self,
+        path: Path,
+        held: Any,
+        about: dict[str, Any],
+        rules: Sequence[Rules],
+        on_saved: Callable[[Path], None] | None,
+    ) -> None:
         """Write one checkpoint, update `best/` and `latest`, and remove old files. Runs on the writer's thread."""
         try:
             if names := self._shards.write(held, self._memory):
@@ -196,6 +204,8 @@ class Checkpoints:
                 kept.path.unlink()
             self._kept.remove(kept)
         self._clean_rows()
+        if on_saved is not None:
+            on_saved(path)
 
     def _clean_rows(self) -> None:
         """Remove the row files that no checkpoint lists. Removes nothing if a checkpoint cannot be read."""
