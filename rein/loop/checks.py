@@ -31,6 +31,14 @@ def limit(name: str, value: int | None) -> int | None:
     return number
 
 
+def first_epoch(value: int, last: int | None) -> int:
+    """Return the number of the first epoch as an int from 1 to `last`."""
+    number = limit("first_epoch", value)
+    if number is None or (last is not None and number > last):
+        raise ValueError(f"first_epoch={value!r}: give a number from 1 to epochs={last}, the number of the last epoch")
+    return number
+
+
 def event_name(name: str) -> None:
     """Raise ValueError if `name` cannot be written as `@loop.<name>`."""
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):

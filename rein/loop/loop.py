@@ -216,6 +216,7 @@ class Loop:
         epochs: int | None = NOT_GIVEN,
         iterations: int | None = NOT_GIVEN,
         init: Any = None,
+        first_epoch: int | None = None,
     ) -> State:
         """Run until `epochs` epochs have ended in total, the data ends, or a handler halts the loop.
 
@@ -226,14 +227,17 @@ class Loop:
             epochs: Total number of epochs, earlier runs included. None for no limit.
             iterations: Iterations per epoch. None for no limit.
             init: First step_state.
+            first_epoch: Number of the first epoch of a new run, 1 by default. A run that starts with the weights of
+                another one can continue its numbers: `epochs` minus `first_epoch` plus 1 epochs are run. Ignored if
+                this run continues an earlier one, for example after a resume.
 
         Returns:
             The state of the run.
 
         Raises:
-            ValueError: If the data is empty or a limit is below 1.
+            ValueError: If the data is empty, a limit is below 1, or `first_epoch` is not from 1 to `epochs`.
         """
-        for _ in self.stream(data, epochs=epochs, iterations=iterations, init=init):
+        for _ in self.stream(data, epochs=epochs, iterations=iterations, init=init, first_epoch=first_epoch):
             pass
         return self.state
 
@@ -244,12 +248,15 @@ class Loop:
         epochs: int | None = NOT_GIVEN,
         iterations: int | None = NOT_GIVEN,
         init: Any = None,
+        first_epoch: int | None = None,
     ) -> Iterator[State]:
         """Same as `run`, but yield the state at the end of each epoch. Leaving the `for` loop early halts the run."""
         self.check_idle("run")
         state = self.state
         state.max_epochs = self.epochs if epochs is NOT_GIVEN else checks.limit("epochs", epochs)
         state.max_iterations = self.iterations if iterations is NOT_GIVEN else checks.limit("iterations", iterations)
+        if first_epoch is not None and not state.epoch:
+            state._epoch = state._epochs_ended = checks.first_epoch(first_epoch, state.max_epochs) - 1
         source = self._open(data)
         self._set_step_state(init)
         if source is None and state.max_iterations is None:

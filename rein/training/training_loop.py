@@ -141,16 +141,19 @@ def train(
     iterations: int | None = None,
     episodic: bool = False,
     seed: int | None = None,
+    first_epoch: int | None = None,
     progress: bool = True,
     **options: Any,
 ) -> State:
-    """Build a `training_loop` and run it, for a number of `epochs` or for `env_steps` more env steps.
+    """Build a `training_loop` and run it, up to epoch `epochs` or for `env_steps` more env steps.
 
-    `progress` shows a progress bar on a terminal or in a notebook. Further `options` are those of `training_loop`.
+    `first_epoch` is the number of the first epoch, 1 by default, see `Loop.run`. `progress` shows a progress bar on a
+    terminal or in a notebook. Further `options` are those of `training_loop`.
 
     Raises ValueError unless exactly one of `epochs` and `env_steps` is given, and TypeError for an unknown option.
     """
-    refuse_unknown("train", options, {*inspect.signature(training_loop).parameters, "env_steps", "progress"})
+    known = {*inspect.signature(training_loop).parameters, "env_steps", "first_epoch", "progress"}
+    refuse_unknown("train", options, known)
     if (epochs is None) == (env_steps is None):
         given = "neither" if epochs is None else "both"
         raise ValueError(
@@ -162,7 +165,7 @@ def train(
         stop_at(loop, env_steps=agent.env_steps + env_steps)
     if progress and is_interactive():
         show_progress(loop)
-    return loop.run()
+    return loop.run(first_epoch=first_epoch)
 
 
 def seed_parts(seed: int | None, *parts: Any) -> list[Any]:
