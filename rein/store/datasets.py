@@ -115,7 +115,9 @@ class Sequences(_Indexed):
     """Dataset of windows of `length` consecutive transitions of one environment. No window crosses a reset.
 
     Windows begin at the first stored transition of every episode and at every `stride`-th transition after it. A
-    remainder shorter than `length` is dropped. An element is a `Transition` with tensors of shape (L, ...). A window
+    remainder shorter than `length` is dropped, unless `pad` is set. It is then padded: all fields of the rows after
+    the last transition are zero, and `valid` is False. With `stride=length`, every transition is in one window. An
+    element is a `Transition` with tensors of shape (L, ...). A window
     may cross the borders of epochs and files. Otherwise the class behaves like `Transitions`.
     """
 
@@ -126,15 +128,26 @@ class Sequences(_Indexed):
         stride: int = 1,
         fields: Collection[str] | None = None,
         episodes: tuple[np.ndarray, ...] | None = None,
+        pad: bool = False,
     ) -> None:
         if length < 1 or stride < 1:
             raise ValueError(f"sequences({length=}, {stride=}): both must be positive")
         super().__init__(contents, length, fields, episodes)
-        self._stride = stride
+        self._stride, self._pad = stride, pad
+        if pad:
+            self._spare = length
+
+    @functools.cached_property
+    def _found(self) -> tuple[np.ndarray, np.ndarray]:
+        return find_windows(self._rows, self._envs, self._length, self._stride, self._pad)
 
     @functools.cached_property
     def _first(self) -> np.ndarray:
-        return find_windows(self._rows, self._envs, self._length, self._stride)
+        return self._found[0]
+
+    @functools.cached_property
+    def _count(self) -> np.ndarray | None:
+        return self._found[1] if self._pad else None
 
 
 def to_torch(tree: Any) -> Any:

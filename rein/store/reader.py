@@ -233,11 +233,16 @@ class Run:
         stride: int = 1,
         fields: Collection[str] | None = None,
         episodes: Collection[int] | np.ndarray | None = None,
+        *,
+        pad: bool = False,
     ) -> Sequences:
-        """Return windows of `length` consecutive transitions as a dataset. See `rein.store.datasets.Sequences`."""
+        """Return windows of `length` consecutive transitions as a dataset. See `rein.store.datasets.Sequences`.
+
+        With `pad`, shorter windows at the ends of episodes are padded with zeros, and `valid` is False there.
+        """
         from rein.store.datasets import Sequences
 
-        return Sequences(self._filled, length, stride, fields, self._spans(episodes))
+        return Sequences(self._filled, length, stride, fields, self._spans(episodes), pad)
 
     def _spans(self, episodes: Collection[int] | np.ndarray | None) -> tuple[np.ndarray, ...] | None:
         """Return environment, first and last vector step of episodes. Raises TypeError or ValueError for bad ids."""

@@ -54,12 +54,15 @@ def find_rows(contents: Sequence[Content], observed: bool) -> TransitionRows:
     return TransitionRows(np.cumsum([0, *counts]), whole, special, source[special], follows)
 
 
-def find_windows(rows: TransitionRows, envs: np.ndarray, length: int, stride: int) -> np.ndarray:
-    """Return the first rows of windows of `length` consecutive transitions, at every `stride`-th row of an episode.
+def find_windows(
+    rows: TransitionRows, envs: np.ndarray, length: int, stride: int, pad: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Find the windows of `length` consecutive transitions that begin at every `stride`-th row of an episode.
 
-    `envs` (files,) is N of each file.
+    Returns the first row and the number of transitions of each window. With `pad`, windows at the end of an episode
+    have fewer transitions, but one at least. `envs` (files,) is N of each file.
     """
-    found, base = [], rows.base
+    found, counts, base = [], [], rows.base
     for num_envs, group in itertools.groupby(range(len(envs)), lambda file: envs[file]):
         files = list(group)
         span = slice(base[files[0]], base[files[-1] + 1])
@@ -70,12 +73,13 @@ def find_windows(rows: TransitionRows, envs: np.ndarray, length: int, stride: in
         continues_RN = np.zeros_like(whole_RN)
         continues_RN[1:] = follows_RN[:-1]
         begin_RN = np.maximum.accumulate(np.where(continues_RN, 0, row_R))
-        last_RN = row_R + length - 1
-        fits_RN = (end_RN >= last_RN) & ((row_R - begin_RN) % stride == 0)
-        fits_RN[: max(0, len(fits_RN) - length + 1)] &= whole_RN[length - 1 :]
-        fits_RN[max(0, len(fits_RN) - length + 1) :] = False
+        end_RN = end_RN - ~np.take_along_axis(whole_RN, end_RN, 0)  # the last one may have no next observation
+        count_RN = np.minimum(end_RN - row_R + 1, length)
+        fits_RN = whole_RN & (count_RN >= (1 if pad else length)) & ((row_R - begin_RN) % stride == 0)
         found.append(span.start + np.flatnonzero(fits_RN))
-    return np.concatenate(found or [np.zeros(0, np.int64)])
+        counts.append(count_RN[fits_RN])
+    none = [np.zeros(0, np.int64)]
+    return np.concatenate(found or none), np.concatenate(counts or none)
 
 
 def rows_of_episodes(contents: Sequence[Content], environment_E: np.ndarray, span_E: np.ndarray) -> np.ndarray:

@@ -30,6 +30,8 @@ _LAZY = (
     "_elsewhere",
     "_others",
     "_first",
+    "_count",
+    "_found",
     "_begin",
     "_envs",
     "_one_step",
@@ -41,6 +43,7 @@ class Windows:
     """Base class of `Transitions` and `Sequences`: windows of rows, gathered from all files by index."""
 
     _first: Any  # (len,) first row of each element
+    _count: Any = None  # (len,) transitions of each element, if some are padded
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class Windows:
             raise ValueError(f"fields={fields!r}: must be a list of names, or None for all fields")
         self._contents = list(contents)
         self._length = length
+        self._spare = 1  # zero rows after the last one in memory, which windows may contain
         self._flat = False  # whether to drop the dimension L, which is 1
         self._episodes = episodes  # environment, first and last vector step of the selected episodes
         self._paths = _chosen(contents, fields)
@@ -85,7 +89,7 @@ class Windows:
     def _held(self) -> Held:
         """All other fields, in memory."""
         paths = [path for path in self._paths if path not in self._maps]
-        return Held(self._contents, paths, self._length)
+        return Held(self._contents, paths, self._length, self._spare)
 
     @functools.cached_property
     def _elsewhere(self) -> Elsewhere:
@@ -140,7 +144,12 @@ class Windows:
             window, row, source = self._elsewhere.find(begin_B)
             for path, array in following.items():
                 array[window, row] = self._others[path][source]
-        return self._transition(found, following, (len(begin_B), self._length))
+        valid_BL = np.ones((len(begin_B), self._length), bool)
+        if self._count is not None:
+            valid_BL = np.arange(self._length) < self._count[index][:, None]
+            for array in (*found.values(), *following.values()):
+                array[~valid_BL] = 0
+        return self._transition(found, following, valid_BL)
 
     def _step(self, first_B: np.ndarray) -> Any:
         """Return the distance from each of these rows to the next row of its environment: N of its file."""
@@ -154,14 +163,15 @@ class Windows:
         rows_BL = first_B1 + self._step(first_B1) * np.arange(later, later + self._length)
         return _Places(self._contents, self._rows.base, rows_BL)
 
-    def _transition(self, found: dict[str, Any], following: dict[str, Any], lead: tuple[int, ...]) -> Transition:
+    def _transition(self, found: dict[str, Any], following: dict[str, Any], valid: np.ndarray) -> Transition:
         if self._flat:
-            lead = lead[:1]
+            valid = valid[:, 0]
+            lead = valid.shape
             found, following = ({p: a.reshape(lead + a.shape[2:]) for p, a in x.items()} for x in (found, following))
         tree = _nest(found)
         known = {name: tree.pop(name, None) for name in ("observation", "action", "reward", "terminated", "truncated")}
-        valid = torch.from_numpy(np.ones(lead, bool))
-        return Transition(**known, next_observation=_nest(following).get("observation"), valid=valid, extras=tree)
+        next_observation = _nest(following).get("observation")
+        return Transition(**known, next_observation=next_observation, valid=torch.from_numpy(valid), extras=tree)
 
 
 class _Places:
@@ -241,8 +251,8 @@ def _nest(found: dict[str, np.ndarray]) -> dict[str, Any]:
 class Held:
     """Fields in memory, from which windows are gathered."""
 
-    def __init__(self, contents: Sequence[Content], paths: Sequence[str], length: int) -> None:
-        self.order = Order(contents)
+    def __init__(self, contents: Sequence[Content], paths: Sequence[str], length: int, spare: int) -> None:
+        self.order = Order(contents, spare)
         narrow: dict[str, np.ndarray] = {}
         self._wide: dict[str, np.ndarray] = {}
         for path in paths:
@@ -299,16 +309,16 @@ class Elsewhere:
 class Order:
     """Order of the rows in memory: the rows of each environment are contiguous.
 
-    Consecutive files with the same N form a stretch of (N, sum of R) rows.
+    Consecutive files with the same N form a stretch of (N, sum of R) rows. `spare` zero rows follow the last one.
     """
 
-    def __init__(self, contents: Sequence[Content]) -> None:
+    def __init__(self, contents: Sequence[Content], spare: int) -> None:
         stretches = [list(group) for _, group in itertools.groupby(contents, lambda content: content.num_envs)]
         self._lengths = [[content.rows for content in stretch] for stretch in stretches]
         self._envs = np.array([stretch[0].num_envs for stretch in stretches], np.int64)
         self._rows = np.array([sum(lengths) for lengths in self._lengths], np.int64)
         self._base = np.cumsum([0, *(self._envs * self._rows)])
-        self.size = int(self._base[-1]) + 1  # rows of an arranged array
+        self.size = int(self._base[-1]) + spare  # rows of an arranged array
 
     def place(self, row_B: np.ndarray) -> np.ndarray:
         """Return the positions of rows, given by their numbers g (see `rein.store.rows`)."""
@@ -320,9 +330,9 @@ class Order:
         return base_B + environment_B * self._rows[stretch_B] + row_in_B
 
     def arrange(self, parts: Iterable[np.ndarray], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Arrange the rows (R * N, ...) of each file as (G + 1, ...). The additional last row is zero."""
+        """Arrange the rows (R * N, ...) of each file as (G + spare, ...)."""
         arranged, given = np.empty((self.size, *shape), dtype), iter(parts)  # gets huge pages, unlike np.zeros
-        arranged[-1] = 0
+        arranged[int(self._base[-1]) :] = 0
         for lengths, num_envs, rows, base in zip(self._lengths, self._envs, self._rows, self._base, strict=False):
             stretch_NR = arranged[base : base + num_envs * rows].reshape(num_envs, rows, *shape)
             first = 0
