@@ -34,7 +34,8 @@ class Loop:
         epochs: Default of `run`. 1 if it is not given and `stop_at` limits no clock; None for no limit.
         iterations: Default of `run`: iterations per epoch. None for no limit.
         compile: Compile the step with `torch.compile`: True, or a mapping of its options.
-        device: Device that batches are moved to.
+        device: Device that batches are moved to. On CUDA, a batch is copied from pinned memory while the device still
+            computes the last step.
         strict: Raise if structure, shapes, dtypes or devices of the step_state change. The error names the path.
         debug: Log every event with the time since the previous one.
         step_state_types: Classes of the named tuples in the step_state. Loading a state from a file needs them,
