@@ -3,8 +3,8 @@
 The public names are in `__init__.pyi`. Each is imported when it is first used.
 """
 
-from rein.lazy import export
+from rein import lazy
 
 __version__ = "0.1.0.dev0"
 
-export(__name__)
+lazy.export(__name__)

@@ -36,6 +36,7 @@ from rein.errors import WorkerDied as WorkerDied
 from rein.errors import WorkerError as WorkerError
 from rein.errors import WorkerTimeout as WorkerTimeout
 from rein.handlers import *
+from rein.integrations.export import export as export
 from rein.integrations.learning_curves import plot as plot
 from rein.loop import Loop as Loop
 from rein.loop.state import State as State

@@ -130,7 +130,7 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
         online = self.networks.online
         x = inputs_of(online.preprocess(observation)).features
         if self.carry is None:
-            self.carry = torch.zeros(len(x), online.carry_size, dtype=torch.float32, device=self.device)
+            self.carry = torch.zeros(x.shape[0], online.carry_size, dtype=torch.float32, device=self.device)
         value_NA, self._next_carry = online.step(x, self.carry)
         return value_NA
 

@@ -80,7 +80,7 @@ class _Part(NamedTuple):
             if key not in observation:
                 raise ValueError(f"the observation has no key {key!r}; it has {', '.join(map(str, observation))}")
             observation = observation[key]
-        rows = len(observation) if observation.ndim else 1
+        rows = observation.shape[0] if observation.ndim else 1
         if self.places is None:
             numbers_NF = observation.reshape(rows, -1).to(torch.float32)
             return numbers_NF / 255.0 if self.scaled else numbers_NF

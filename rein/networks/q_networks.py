@@ -170,7 +170,7 @@ class QuantileNetwork(nn.Module):
     def forward(self, x: Features) -> Tensor:
         """Return Q (B, A) of preprocessed observations. The values of masked actions are below all others."""
         x_BF, mask_BA, _ = inputs_of(x)
-        return mask_values(self.quantiles(x_BF, self.levels.expand(len(x_BF), -1)).mean(1), mask_BA)
+        return mask_values(self.quantiles(x_BF, self.levels.expand(x_BF.shape[0], -1)).mean(1), mask_BA)
 
     def quantiles(self, x_BF: Tensor, level_BQ: Tensor) -> Tensor:
         """Return Z (B, Q, A) of all actions at levels in (0, 1)."""

@@ -11,7 +11,7 @@ import inspect
 import itertools
 import math
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from rein.agents.base.network_agent import FACTORIES
 from rein.agents.base.options import options_of
 from rein.agents.base.segments import Segments
 from rein.errors import CheckpointError
+from rein.files import absolute
+from rein.integrations.weights_file import load_weights, read_weights
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.trees import leaves
 from rein.protocols import Policy
@@ -66,13 +68,23 @@ def load_agent(path: str | Path, *, name: str = "agent", **options: Any) -> Any:
 def load_policy(path: str | Path, *, deterministic: bool = True, name: str = "agent", **options: Any) -> Policy:
     """Return the policy of a saved agent, for evaluation or deployment; see `load_agent`.
 
-    The policy takes the greedy action, or samples with `deterministic=False`.
+    The policy takes the greedy action, or samples with `deterministic=False`. `path` may also be a `.safetensors` file
+    of `rein.export`.
     """
-    return load_agent(path, name=name, **options).policy(deterministic)
+    if Path(path).suffix == ".safetensors":
+        with torch.inference_mode(False):
+            agent = rebuilt(read_weights(absolute(path)), options, load_weights)
+    else:
+        agent = load_agent(path, name=name, **options)
+    return agent.policy(deterministic)
 
 
-def rebuilt(found: Checkpoint, options: Mapping[str, Any]) -> Any:
-    """Build the agent of a checkpoint that `part_at` read. `options` replace those of the file; see `load_agent`."""
+def _put(agent: Any, found: Checkpoint) -> None:
+    put(agent, found, strict=False)
+
+
+def rebuilt(found: Checkpoint, options: Mapping[str, Any], load: Callable[[Any, Checkpoint], None] = _put) -> Any:
+    """Build an agent from its description, and `load` its state. `options` replace those of the file."""
     build, config = found.about.get("build"), found.about.get("config")
     if not (isinstance(build, Mapping) and isinstance(config, Mapping)):
         raise _refused(found.path, "the file has an old format or an unusual space, and does not describe its agent")
@@ -88,7 +100,7 @@ def rebuilt(found: Checkpoint, options: Mapping[str, Any]) -> Any:
     if differ := differences({**config, **given}, built):
         names = dict.fromkeys(line.split(" ")[0].partition(".")[0] for line in differ)
         raise _refused(found.path, f"the file cannot describe {', '.join(names)}; pass it to load_agent")
-    put(agent, found, strict=False)
+    load(agent, found)
     return agent
 
 

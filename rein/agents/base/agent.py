@@ -350,11 +350,7 @@ class AgentPolicy:
     @torch.no_grad()
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tensor]]:
         """Return an action (N, ...) for an observation (N, ...)."""
-        agent, source = self._agent, self._source
-        if agent is not source and source.updates != self._version:
-            load_parameters(agent, parameters_of(source))
-            agent.env_steps, agent.updates = source.env_steps, source.updates
-            self._version = source.updates
+        agent = self._current()
         saved = agent.generator, agent.carry
         rows = len(next(leaf for _, leaf in leaves(observation)))
         carry = self.carry if self.carry is not None and len(self.carry) == rows else None
@@ -375,6 +371,27 @@ class AgentPolicy:
         random = random_choices(space, mask_NL, drawn).to(action.dtype)
         u_N = torch.rand(len(action), generator=drawn, dtype=torch.float32, device=self.device)
         return torch.where((u_N < epsilon).view(-1, *[1] * (action.ndim - 1)), random, action)
+
+    def _current(self) -> Agent:
+        """Return the agent that acts, with the current parameters."""
+        agent, source = self._agent, self._source
+        if agent is not source and source.updates != self._version:
+            load_parameters(agent, parameters_of(source))
+            agent.env_steps, agent.updates = source.env_steps, source.updates
+            self._version = source.updates
+        return agent
+
+    def frozen_agent(self) -> Agent:
+        """Return a copy of the agent on the CPU that can act, without its data and learners.
+
+        Raises ValueError unless the policy is greedy.
+        """
+        if self._generator is not None:
+            raise ValueError(
+                f"{self!r}: only greedy policies can be exported; use agent.policy(), which does not explore"
+            )
+        on_cpu = self.device.type == "cpu"
+        return snapshot((self if on_cpu else AgentPolicy(self._source, False, "cpu"))._current())
 
     def reset(self, mask: Tensor | None = None) -> None:
         """Start new episodes in the environments of `mask` (N,), or in all environments."""

@@ -111,7 +111,7 @@ class OnPolicyAgent(NetworkAgent):
         """Return the mode of the policy, or a sample if `explore` is set; (N, ...)."""
         x = self.networks.preprocess(observation)
         if self.networks.carry_size and self.carry is None:
-            rows = len(inputs_of(x).features)
+            rows = inputs_of(x).features.shape[0]
             self.carry = torch.zeros(rows, self.networks.carry_size, dtype=torch.float32, device=self.device)
         distribution, self.carry = self.networks.policy(x, self.carry)
         sample = distribution.sample(self.generator) if explore else distribution.mode()
@@ -131,7 +131,7 @@ class OnPolicyAgent(NetworkAgent):
         """Return the distribution and the values. The carry advances in `record_observation`."""
         x = self.networks.preprocess(observation)
         if self.networks.carry_size and self.carry is None:
-            rows = len(inputs_of(x).features)
+            rows = inputs_of(x).features.shape[0]
             self.carry = torch.zeros(rows, self.networks.carry_size, dtype=torch.float32, device=self.device)
             self.carry_reset = torch.ones(rows, dtype=torch.bool, device=self.device)
         distribution, value_N, self._next_carry = (self._graph or self.networks.step)(x, self.carry)

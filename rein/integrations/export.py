@@ -1,0 +1,238 @@
+"""Export policies to ONNX, torch.export programs and safetensors files.
+
+Shapes: N observations, C numbers of a carry.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+
+from rein.agents.base.agent import Agent, AgentPolicy
+from rein.envs.base.spaces import layout
+from rein.files import absolute
+from rein.integrations.model_card import Facts, card_path, check_card, model_card
+from rein.integrations.weights_file import encode_weights
+from rein.networks.encoder import children
+from rein.networks.reserved import ACTION_MASK, CRITIC_OBSERVATION, RESERVED
+from rein.ops.trees import leaves, map_tree
+from rein.protocols import AgentProtocol, Policy
+from rein.store.format.sealed import write_whole
+from rein.types import Tree
+
+EXAMPLES = 2  # observations with which a policy is traced
+
+
+def export(
+    policy: Policy | AgentProtocol,
+    path: str | Path,
+    *,
+    environment: str | None = None,
+    mean_return: float | None = None,
+) -> None:
+    """Write a greedy policy to a file for use in other programs, and a model card next to it.
+
+    The suffix of `path` determines the format:
+
+    - `.onnx`: an ONNX model, for onnxruntime and other inference engines.
+    - `.pt2`: a program for `torch.export.load`, which needs PyTorch only.
+    - `.safetensors`: weights with conventional names, for `rein.load_policy` and other programs.
+
+    Models and programs contain the normalization of observations, action masks, and the scale of the action space. They
+    accept any number of observations N. An existing file is replaced. The model card is a Markdown file such as
+    `policy.md` for `policy.onnx`. It describes all exports of that name in the same folder.
+
+    Inputs of an ONNX model are `observation`, or `observation.KEY` for each entry of a Dict, then `action_mask` and
+    `carry` if the agent has them. Outputs are `action`, or `action.KEY` for each component of a Dict or Tuple, then
+    `next_carry`. A program takes the observation as a tensor or dictionary, and the carry as its second argument.
+    A carry of zeros begins an episode.
+
+    Args:
+        policy: policy of `agent.policy()` or `rein.load_policy`, or an agent.
+        path: file to write.
+        environment: name of the environment, for the model card.
+        mean_return: mean return of the policy in an evaluation, for the model card.
+
+    Raises:
+        ValueError: if the suffix is unknown, the policy explores, an operation of a custom agent cannot be exported, or
+            a file with the name of the model card was not written by rein.
+        TypeError: if the policy is not that of one `rein.Agent`.
+        ImportError: if a package of the extra `export` is missing.
+
+    Example:
+        >>> policy = rein.load_policy("runs/cartpole")
+        >>> rein.export(policy, "policy.onnx", environment="CartPole-v1")
+    """
+    path = absolute(path)
+    encode = ENCODERS.get(path.suffix)
+    if encode is None:
+        raise ValueError(f"{path}: unknown suffix {path.suffix!r}; use {', '.join(ENCODERS)}")
+    check_card(card_path(path))
+    exported = _Exported(_greedy(policy))
+    write_whole(path, encode(exported))
+    about = Facts(
+        algorithm=type(exported.agent).__name__,
+        spaces=(exported.agent.observation_space, exported.agent.action_space),
+        inputs=exported.inputs,
+        outputs=exported.outputs,
+        environment=environment,
+        mean_return=mean_return,
+    )
+    write_whole(card_path(path), model_card(path, about).encode())
+
+
+def _greedy(policy: Any) -> AgentPolicy:
+    if isinstance(policy, Agent):
+        policy = policy.policy()
+    if not isinstance(policy, AgentPolicy):
+        hint = "; export the policies of its groups: policy.policies[name]" if hasattr(policy, "policies") else ""
+        raise TypeError(f"export({type(policy).__name__}): use the policy of a rein.Agent{hint}")
+    return policy
+
+
+class _Exported:
+    """Agent to export, with examples of its inputs and outputs by their names."""
+
+    def __init__(self, policy: AgentPolicy) -> None:
+        self.source, self.agent = policy._source, policy.frozen_agent()
+        observation = _observations(self.agent.observation_space)
+        self.greedy = _Greedy(self.agent)
+        with torch.no_grad():
+            action = self.greedy(observation)
+        self.arguments: tuple[Any, ...] = (observation,)
+        self.inputs = dict(_named_inputs(self.agent.observation_space, observation))
+        self.outputs = dict(leaves({"action": action}))
+        if (carry := self.agent.carry) is not None:
+            self.arguments = observation, torch.zeros_like(carry)
+            self.inputs["carry"], self.outputs["next_carry"] = self.arguments[1], carry
+
+    def program(self) -> torch.export.ExportedProgram:
+        """Return the program of the greedy action. Raises ValueError if an operation cannot be exported."""
+        batch = torch.export.Dim("batch")
+        shapes = map_tree(lambda x: {0: batch}, self.arguments)
+        try:
+            with torch.no_grad(), warnings.catch_warnings(action="ignore", category=FutureWarning):
+                program = torch.export.export(self.greedy, self.arguments, dynamic_shapes=shapes)
+        except Exception as error:  # a custom agent may raise anything
+            raise _refused(self.agent, error) from error
+        for node in program.graph.nodes:  # they contain paths of this machine
+            for name in ("stack_trace", "nn_module_stack", "source_fn_stack"):
+                node.meta.pop(name, None)
+        return program
+
+
+class _Greedy(nn.Module):
+    """Greedy action (N, ...) of an agent and, if a carry (N, C) is given, the next carry.
+
+    The agent is in a tuple and not a submodule. The program then contains only the tensors that `act` uses.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__()
+        self._agent = (agent,)
+
+    def forward(self, observation: Tree, carry: Tensor | None = None) -> Any:
+        """Return the action, or a pair of action and next carry."""
+        (agent,) = self._agent
+        agent.carry = carry
+        action = agent._sampled(agent.act(observation, False), False)[0]
+        return action if carry is None else (action, agent.carry)
+
+
+def _refused(agent: Agent, error: Exception) -> ValueError:
+    """Return an error that names the line of the agent that cannot be exported."""
+    folder = str(Path(torch.__file__).parent)
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(folder)]
+    line, where = own[-1].line, f"{Path(own[-1].filename).name}, line {own[-1].lineno}"
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    return ValueError(f"{type(agent).__name__}.act cannot be exported, because of {line!r} ({where}): {reason}")
+
+
+def _encode_onnx(exported: _Exported) -> bytes:
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError('ONNX files need onnx and onnxscript: pip install "rein-rl[export]"') from error
+    program, log = exported.program(), logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns that torchvision is missing
+    names: dict[str, Any] = {"input_names": [*exported.inputs], "output_names": [*exported.outputs]}
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            model = torch.onnx.export(program, **names, dynamo=True, verbose=False)
+    except torch.onnx.errors.OnnxExporterError as error:
+        reason: BaseException = error
+        while reason.__cause__ is not None:
+            reason = reason.__cause__
+        raise ValueError(f"{type(exported.agent).__name__}.act cannot be exported to ONNX: {reason}") from error
+    finally:
+        log.setLevel(level)
+    proto = model.model_proto  # type: ignore[union-attr]  # None only without dynamo
+    for value in (*proto.graph.input, *proto.graph.output):
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param:
+                dimension.dim_param = "batch"
+    del proto.graph.value_info[:]  # shapes of intermediate results, by another name of the batch size
+    return proto.SerializeToString()
+
+
+def _encode_program(exported: _Exported) -> bytes:
+    file = io.BytesIO()
+    torch.export.save(exported.program(), file)
+    return file.getvalue()
+
+
+def _encode_weights(exported: _Exported) -> bytes:
+    return encode_weights(exported.agent, exported.source)
+
+
+ENCODERS: dict[str, Callable[[_Exported], bytes]] = {
+    ".onnx": _encode_onnx,
+    ".pt2": _encode_program,
+    ".safetensors": _encode_weights,
+}
+
+
+def _examples(space: spaces.Space[Any]) -> Tree:
+    """Return values of a space, ones if the bounds allow them."""
+    inner = children(space)
+    if inner is not None:
+        return {name: _examples(part) for name, part in inner.items()}
+    shape, dtype = layout(space)
+    one: Any = np.ones(shape)
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        one = space.start
+    elif isinstance(space, spaces.Box):
+        one = np.clip(one, space.low, space.high)
+    return torch.from_numpy(np.stack([np.asarray(one).astype(dtype)] * EXAMPLES))
+
+
+def _observations(space: spaces.Space[Any]) -> Tree:
+    """Return observations of a space as an actor needs them: without critic observations, with the action mask last."""
+    values = _examples(space)
+    if not isinstance(space, spaces.Dict):
+        return values
+    return {name: values[name] for name in sorted(values, key=ACTION_MASK.__eq__) if name != CRITIC_OBSERVATION}
+
+
+def _named_inputs(space: spaces.Space[Any], observation: Tree) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor of an observation with its name, in the order of the observation."""
+    if not isinstance(space, spaces.Dict) or not RESERVED & space.spaces.keys():
+        yield from leaves({"observation": observation})
+        return
+    seen = [name for name in observation if name != ACTION_MASK]
+    for name, part in observation.items():
+        alone = seen == [name]
+        path = ACTION_MASK if name == ACTION_MASK else "observation" if alone else f"observation.{name}"
+        yield from leaves(part, path)

@@ -1,0 +1,76 @@
+"""Weights of agents as safetensors files, which load into a new agent.
+
+The header holds the class of the agent, its spaces and its options as JSON. Files are not trusted, so that the name of
+the class is only looked up among rein's own agents.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from rein.agents.base.agent import PER_ENVIRONMENT, Agent
+from rein.errors import CheckpointError
+from rein.files import decode_json
+from rein.networks.named_weights import load_named_weights, named_weights
+from rein.store.checkpoint_file import Checkpoint, describe_part, versions
+from rein.store.spaces import describe_build
+
+FORMAT = 1  # incremented when an older rein could not load the file
+NEEDED = 'safetensors files need safetensors: pip install "rein-rl[export]"'
+
+
+def encode_weights(agent: Agent, source: Agent) -> bytes:
+    """Return the file of the weights of `agent`, described as `source`, of which it is a copy."""
+    try:
+        from safetensors.torch import save
+    except ImportError as error:
+        raise ImportError(NEEDED) from error
+    about = {"format": FORMAT, "versions": versions(), **describe_part(source), "build": describe_build(source)}
+    weights = {name: weight.contiguous() for name, weight in named_weights(_networks(agent)).items()}
+    return save(weights, {"format": "pt", "rein": json.dumps(about)})
+
+
+def read_weights(path: Path) -> Checkpoint:
+    """Read the weights of a file, by their names, and the description of their agent.
+
+    Raises CheckpointError if the file is missing or damaged, or if `rein.export` has not written it.
+    """
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise ImportError(NEEDED) from error
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such file")
+    try:
+        with safe_open(path, "pt") as file:
+            about = decode_json((file.metadata() or {}).get("rein", "null"))
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dictionary
+    except (SafetensorError, ValueError, OSError) as error:
+        raise CheckpointError(f"{path}: cannot be read as a safetensors file: {error}") from error
+    if not isinstance(about, dict):
+        raise CheckpointError(f"{path}: was not written by rein.export, so it does not describe an agent")
+    if about.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: has format version {about.get('format')!r:.80}; this rein reads {FORMAT}")
+    return Checkpoint(path, weights, about)
+
+
+def load_weights(agent: Agent, found: Checkpoint) -> None:
+    """Load the weights that `read_weights` read. Raises CheckpointError if they do not fit the agent."""
+    try:
+        load_named_weights(_networks(agent), found.state)
+    except ValueError as error:
+        raise CheckpointError(f"{found.path}: does not fit {type(agent).__name__}: {error}") from error
+
+
+def _networks(agent: Agent) -> dict[str, nn.Module | Tensor]:
+    """Return the networks and tables of an agent by their attributes."""
+    public: dict[str, Any] = {name: value for name, value in vars(agent).items() if not name.startswith("_")}
+    return {
+        name: value
+        for name, value in public.items()
+        if isinstance(value, nn.Module | Tensor) and name not in PER_ENVIRONMENT
+    }
