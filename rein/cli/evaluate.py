@@ -17,19 +17,16 @@ from torch import Tensor
 
 from rein.cli.options import arguments_of
 from rein.cli.output import say
-from rein.cli.rebuild import Described, environment_of, made_by, recipe_loop
+from rein.cli.rebuild import Described, agent_of, environment_of, made_by
 from rein.cli.run_folder import plain
 from rein.envs.wrappers.record_video import RecordVideo
 from rein.episodes import Evaluation, evaluate
-from rein.errors import CheckpointError
 from rein.files import inside, short
 from rein.loop import Loop
 from rein.ops.random import checked_seed
-from rein.store.checkpoint_file import Checkpoint
 from rein.store.checkpoint_folder import FOLDER
-from rein.store.loading import best_file, part_at, put
+from rein.store.loading import best_file, part_at
 from rein.store.shards import BEST
-from rein.training.saved_agents import rebuilt
 
 _TOGETHER = 16  # maximum number of environments; each round waits for its longest episode
 
@@ -85,7 +82,8 @@ def _options(
     described = Described.of(run.expanduser())
     found = part_at(checkpoint or (run if best is None else _best(inside(run, FOLDER, BEST), best or None)))
     made = None if environment is None else made_by(environment)
-    agent = _agent(found, described, made, device, episodes)
+    itself = f"rein.evaluate(agent.policy(), environment, episodes={episodes})"
+    agent = agent_of(found, described, made, device, "rein evaluate RUN", itself)
     with contextlib.closing(_environment(described, made, episodes, device, video, fps)) as played_in:
         played_in.reseed(seed)
         result = evaluate(agent.policy(deterministic=deterministic), played_in, episodes)
@@ -99,20 +97,6 @@ def _options(
 def _best(folder: Path, metric: str | None) -> Path:
     """Return the file of the best checkpoint by a metric, or the folder if no metric was recorded."""
     return best_file(folder, metric) or folder
-
-
-def _agent(found: Checkpoint, run: Described, made: Any, device: str, episodes: int) -> Any:
-    """Return the agent of a checkpoint, rebuilt from its file or taken from the loop of the user or the recipe."""
-    try:
-        return rebuilt(found, {"device": device})
-    except CheckpointError as error:
-        why = error
-    loop = made if isinstance(made, Loop) else recipe_loop(run, device=device)
-    if loop is None:
-        option = "give a function that returns the loop of the run: rein evaluate RUN --environment my_module:make_loop"
-        raise CheckpointError(f"{why} and rein.evaluate(agent.policy(), environment, episodes={episodes}); or {option}")
-    put(loop.parts["agent"], found)
-    return loop.parts["agent"]
 
 
 def _environment(run: Described, made: Any, episodes: int, device: str, video: Path | None, fps: float | None) -> Any:

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import tyro
 
 from rein.cli.options import arguments_of
 from rein.cli.output import say
-from rein.cli.rebuild import environment_of, num_envs_of, part_type
+from rein.cli.rebuild import (
+    Described,
+    agent_of,
+    environment_name,
+    environment_of,
+    made_by,
+    num_envs_of,
+    part_type,
+)
 from rein.envs.base.contract import agents_per_world
+from rein.files import short
+from rein.integrations import export as policies
 from rein.integrations.minari import export_minari, spec_of
+from rein.integrations.model_card import card_path
+from rein.store.checkpoint_file import look
+from rein.store.loading import part_at
 from rein.store.reader import Run, open_run
+
+_POLICIES = tuple(suffix[1:] for suffix in policies.ENCODERS)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -21,27 +39,68 @@ def main(arguments: Sequence[str]) -> None:
 
 def export(
     run: tyro.conf.Positional[str],
-    to: tuple[str, str],
+    to: tuple[str, ...],
     agent: int | None = None,
     environment: str | None = None,
     author: str | None = None,
     description: str | None = None,
 ) -> None:
-    """Export every ended episode of a run as a Minari dataset. Values are not changed.
+    """Export the policy of a run to ONNX, torch.export or safetensors, or its episodes as a Minari dataset.
 
     Args:
-        run: folder of the run, or one of its trajectory files.
-        to: `minari` and the id of the new dataset: `--to minari cartpole/ppo-v0`. It is written to the folder in
-            MINARI_DATASETS_PATH, by default ~/.minari/datasets.
-        agent: number of an agent of multi-agent worlds (0 to A - 1). Default: the episodes of all agents.
+        run: folder of the run. A policy may also come from a checkpoint or a file of `rein.save`, and episodes from one
+            trajectory file.
+        to: `onnx`, `pt2` or `safetensors`, and optionally the path of the file: `--to onnx policy.onnx`. By default
+            the file is `policy.onnx` in the folder of the run. Or `minari` and the id of the new dataset:
+            `--to minari cartpole/ppo-v0`. It is written to the folder in MINARI_DATASETS_PATH, by default
+            ~/.minari/datasets.
+        agent: for Minari, number of an agent of multi-agent worlds (0 to A - 1). Default: the episodes of all agents.
         environment: my_module:make, a function that returns the environment or the loop of the run. Needed only if
-            run.json cannot describe the environment, whose spaces are exported.
+            the files of the run cannot describe the environment, whose spaces are exported to Minari, or the agent.
         author: author of the dataset.
         description: description of the dataset.
     """
-    kind, dataset_id = to
-    if kind != "minari":
-        raise ValueError(f"--to {kind}: unknown format; use minari: --to minari cartpole/ppo-v0")
+    kind, names = to[0], to[1:]
+    if kind == "minari" and len(names) == 1:
+        _export_episodes(run, names[0], agent, environment, author, description)
+    elif kind in _POLICIES and len(names) <= 1:
+        if given := [
+            name
+            for name, value in {"agent": agent, "author": author, "description": description}.items()
+            if value is not None
+        ]:
+            raise ValueError(f"--{given[0]} has no effect with --to {kind}; remove it")
+        _export_policy(Path(run).expanduser(), kind, names, environment)
+    else:
+        raise ValueError(
+            f"--to {' '.join(to)}: use minari and the id of a dataset, such as --to minari cartpole/ppo-v0, or "
+            f"{', '.join(_POLICIES)} and optionally a path, such as --to onnx policy.onnx"
+        )
+
+
+def _export_policy(run: Path, kind: str, names: Sequence[str], named: str | None) -> None:
+    found = part_at(run)
+    folder = next((folder for folder in (run, *run.parents) if (folder / "run.json").is_file()), None)
+    path = Path(names[0]).expanduser() if names else (folder or run.parent) / f"policy.{kind}"
+    if path.suffix != f".{kind}":
+        raise ValueError(f"--to {kind} {path}: the name of the file must end in .{kind}")
+    described = None if folder is None else Described.of(folder)
+    made = None if named is None else made_by(named)
+    agent = agent_of(found, described, made, "cpu", "rein export RUN --to onnx", f'rein.export(agent, "policy.{kind}")')
+    metrics: Any = (look(found.path) or {}).get("metrics")
+    mean_return = metrics.get("evaluation_return") if isinstance(metrics, Mapping) else None
+    policies.export(
+        agent,
+        path,
+        environment=None if described is None else environment_name(described),
+        mean_return=mean_return if isinstance(mean_return, float) and math.isfinite(mean_return) else None,
+    )
+    say(f"exported the policy of {short(found.path)} to {short(path)}, with the model card {short(card_path(path))}")
+
+
+def _export_episodes(
+    run: str, dataset_id: str, agent: int | None, environment: str | None, author: str | None, description: str | None
+) -> None:
     found = open_run(run)
     made = environment_of(found, environment)
     try:

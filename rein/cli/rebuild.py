@@ -20,10 +20,13 @@ import rein.envs
 from rein.cli.options import check_options, parse
 from rein.cli.recipes import call, find, recipe_names
 from rein.envs.gymnasium.adapter import rebuild
-from rein.errors import StoreError
+from rein.errors import CheckpointError, StoreError
 from rein.files import read_json
 from rein.loop import Loop
+from rein.store.checkpoint_file import Checkpoint
+from rein.store.loading import put
 from rein.store.reader import Run
+from rein.training.saved_agents import rebuilt
 
 _USED = ("num_envs", "episode_seeds", "reseed", "reset", "apply_action", "close")  # attributes of an environment
 _ADAPTERS = (
@@ -99,6 +102,34 @@ def recipe_loop(run: Run | Described, **given: Any) -> Loop | None:
     if "worlds" in options:  # their number is that of the recipe
         del options["num_envs"]
     return call(recipe, parse(recipe, f"rein train {name}", [], options))
+
+
+def agent_of(found: Checkpoint, run: Described | None, made: Any, device: str, command: str, otherwise: str) -> Any:
+    """Return the agent of a checkpoint, rebuilt from its file or taken from the loop of the user or the recipe.
+
+    `command` and `otherwise` are the command and the Python code that an error message suggests.
+    """
+    try:
+        return rebuilt(found, {"device": device})
+    except CheckpointError as error:
+        why = error
+    loop = made if isinstance(made, Loop) else None if run is None else recipe_loop(run, device=device)
+    if loop is None:
+        option = f"give a function that returns the loop of the run: {command} --environment my_module:make_loop"
+        raise CheckpointError(f"{why} and {otherwise}; or {option}")
+    put(loop.parts["agent"], found)
+    return loop.parts["agent"]
+
+
+def environment_name(run: Run | Described) -> str | None:
+    """Return a name of the environment of a run, without its wrappers: a Gymnasium id or the name of a class."""
+    part = _part(run, "environment")
+    for _ in range(_DEEPEST):
+        if "inner" not in part["config"]:
+            break
+        part = _described(part["config"]["inner"])
+    name = part["config"].get("id", part["type"].rpartition(".")[2])
+    return name if isinstance(name, str) and name else None
 
 
 def num_envs_of(run: Run | Described) -> int:

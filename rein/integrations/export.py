@@ -24,7 +24,7 @@ from rein.files import absolute
 from rein.integrations.model_card import Facts, card_path, check_card, model_card
 from rein.integrations.weights_file import encode_weights
 from rein.networks.encoder import children
-from rein.networks.reserved import ACTION_MASK, CRITIC_OBSERVATION, RESERVED
+from rein.networks.reserved import ACTION_MASK, CRITIC_OBSERVATION, RESERVED, entry
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import AgentProtocol, Policy
 from rein.store.format.sealed import write_whole
@@ -54,8 +54,8 @@ def export(
 
     Inputs of an ONNX model are `observation`, or `observation.KEY` for each entry of a Dict, then `action_mask` and
     `carry` if the agent has them. Outputs are `action`, or `action.KEY` for each component of a Dict or Tuple, then
-    `next_carry`. A program takes the observation as a tensor or dictionary, and the carry as its second argument.
-    A carry of zeros begins an episode.
+    `next_carry`. A program takes the observation as a tensor, or as a dictionary with the keys in the order of the
+    observation space, and the carry as its second argument. A carry of zeros begins an episode.
 
     Args:
         policy: policy of `agent.policy()` or `rein.load_policy`, or an agent.
@@ -83,7 +83,7 @@ def export(
     about = Facts(
         algorithm=type(exported.agent).__name__,
         spaces=(exported.agent.observation_space, exported.agent.action_space),
-        inputs=exported.inputs,
+        inputs={name: exported.inputs[name] for name in sorted(exported.inputs, key=_rank)},
         outputs=exported.outputs,
         environment=environment,
         mean_return=mean_return,
@@ -105,7 +105,9 @@ class _Exported:
 
     def __init__(self, policy: AgentPolicy) -> None:
         self.source, self.agent = policy._source, policy.frozen_agent()
-        observation = _observations(self.agent.observation_space)
+        observation = _examples(self.agent.observation_space)
+        if entry(self.agent.observation_space, CRITIC_OBSERVATION) is not None:
+            del observation[CRITIC_OBSERVATION]
         self.greedy = _Greedy(self.agent)
         with torch.no_grad():
             action = self.greedy(observation)
@@ -151,11 +153,14 @@ class _Greedy(nn.Module):
 
 def _refused(agent: Agent, error: Exception) -> ValueError:
     """Return an error that names the line of the agent that cannot be exported."""
-    folder = str(Path(torch.__file__).parent)
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(folder)]
-    line, where = own[-1].line, f"{Path(own[-1].filename).name}, line {own[-1].lineno}"
+    skipped = (str(Path(torch.__file__).parent), __file__)
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(skipped)]
+    line = f", because of {own[-1].line!r} ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    hint = ""
+    if "Constraints violated" in str(error):
+        hint = "act fixes the number of observations: use observation.shape[0] instead of len(observation). "
     reason = next(iter(str(error).splitlines()), type(error).__name__)
-    return ValueError(f"{type(agent).__name__}.act cannot be exported, because of {line!r} ({where}): {reason}")
+    return ValueError(f"{type(agent).__name__}.act cannot be exported{line}: {hint}{reason}")
 
 
 def _encode_onnx(exported: _Exported) -> bytes:
@@ -183,6 +188,7 @@ def _encode_onnx(exported: _Exported) -> bytes:
         for dimension in value.type.tensor_type.shape.dim:
             if dimension.dim_param:
                 dimension.dim_param = "batch"
+    proto.graph.input.sort(key=lambda value: _rank(value.name))
     del proto.graph.value_info[:]  # shapes of intermediate results, by another name of the batch size
     return proto.SerializeToString()
 
@@ -218,21 +224,17 @@ def _examples(space: spaces.Space[Any]) -> Tree:
     return torch.from_numpy(np.stack([np.asarray(one).astype(dtype)] * EXAMPLES))
 
 
-def _observations(space: spaces.Space[Any]) -> Tree:
-    """Return observations of a space as an actor needs them: without critic observations, with the action mask last."""
-    values = _examples(space)
-    if not isinstance(space, spaces.Dict):
-        return values
-    return {name: values[name] for name in sorted(values, key=ACTION_MASK.__eq__) if name != CRITIC_OBSERVATION}
-
-
 def _named_inputs(space: spaces.Space[Any], observation: Tree) -> Iterator[tuple[str, Tensor]]:
     """Yield each tensor of an observation with its name, in the order of the observation."""
     if not isinstance(space, spaces.Dict) or not RESERVED & space.spaces.keys():
         yield from leaves({"observation": observation})
         return
-    seen = [name for name in observation if name != ACTION_MASK]
+    alone = len(space.spaces.keys() - RESERVED) == 1
     for name, part in observation.items():
-        alone = seen == [name]
         path = ACTION_MASK if name == ACTION_MASK else "observation" if alone else f"observation.{name}"
         yield from leaves(part, path)
+
+
+def _rank(name: str) -> int:
+    """Return the place of an input: observation, action mask, carry."""
+    return ("observation", ACTION_MASK, "carry").index(name.partition(".")[0])

@@ -105,7 +105,10 @@ def rebuilt(found: Checkpoint, options: Mapping[str, Any], load: Callable[[Any, 
 
 
 def _refused(path: Path, reason: str) -> CheckpointError:
-    return CheckpointError(f"{path}: {reason}. Build the agent as before, and use rein.load(agent, path)")
+    advice = "Build the agent as before, and use rein.load(agent, path)"
+    if path.suffix == ".safetensors":
+        advice = "safetensors.torch.load_file(path) reads its weights"
+    return CheckpointError(f"{path}: {reason}. {advice}")
 
 
 def _built(kind: type[Any], found: Checkpoint, options: Mapping[str, Any]) -> Any:
@@ -115,7 +118,10 @@ def _built(kind: type[Any], found: Checkpoint, options: Mapping[str, Any]) -> An
     )
     wanted = options_of(kind).keys() - {*_CALLERS, *options}
     saved = {key: value for key, value in config.items() if key in wanted}
-    _check_sizes(saved, observation_space, action_space, found.state)
+    factories = options_of(kind).keys() & {*FACTORIES}
+    unused = ("hidden",) if factories and factories <= options.keys() else ()  # custom networks define all layers
+    sizes = {key: value for key, value in saved.items() if key not in unused}
+    _check_sizes(sizes, observation_space, action_space, found.state)
     return kind(observation_space, action_space, **{key: _option(key, saved[key]) for key in saved}, **options)
 
 
