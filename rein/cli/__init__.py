@@ -35,6 +35,7 @@ usage: rein COMMAND ...
   rein view PATH                  open a run, or one of its files, in H5Web
   rein verify PATH                check a run, or one of its files, for damage
   rein compact RUN NEW            copy a run to a folder with fewer, larger trajectory files
+  rein export RUN --to onnx       export the policy of a run to ONNX, torch.export (pt2) or safetensors
   rein export RUN --to minari ID  export the episodes of a run as a Minari dataset
   rein doctor                     show versions and optional packages, and test training and its files
   rein --version                  show the version

@@ -73,7 +73,7 @@ def export(
         _export_policy(Path(run).expanduser(), kind, names, environment)
     else:
         raise ValueError(
-            f"--to {' '.join(to)}: use minari and the id of a dataset, such as --to minari cartpole/ppo-v0, or "
+            f"--to {' '.join(to)}: give minari and the id of a dataset, such as --to minari cartpole/ppo-v0, or "
             f"{', '.join(_POLICIES)} and optionally a path, such as --to onnx policy.onnx"
         )
 

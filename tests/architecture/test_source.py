@@ -86,7 +86,7 @@ def test_all_agents_and_handlers_are_exported() -> None:
 def test_star_import_does_not_import_subpackages() -> None:
     assert {"types", "testing", "agents"}.isdisjoint(rein.__all__)
     assert {"types", "testing", "agents"} <= {*dir(rein)}
-    assert {"lazy", "export", "files"}.isdisjoint(dir(rein))
+    assert {"lazy", "files"}.isdisjoint(dir(rein))
 
 
 def test_unknown_name_suggests_the_closest_name() -> None:

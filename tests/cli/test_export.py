@@ -1,4 +1,6 @@
-"""`rein export` to Minari."""
+"""`rein export` of episodes to Minari, and of policies."""
+
+import csv
 
 import minari
 import numpy as np
@@ -55,7 +57,8 @@ def test_dataset_names_the_gymnasium_environment(tmp_path):
 @pytest.mark.parametrize(
     ("to", "text"),
     [
-        (["csv", "mine"], "--to csv: unknown format; use minari"),
+        (["csv", "mine"], "--to csv mine: give minari and the id of a dataset"),
+        (["minari"], "--to minari: give minari and the id of a dataset"),
         (["minari", "no version"], "no version"),
         (["minari", "twice-v0"], "twice-v0: the dataset exists already"),
     ],
@@ -107,3 +110,58 @@ def test_worlds_are_exported_by_agent_or_together(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["export", str(path), "--to", "minari", "worlds/third-v0", "--agent", "2"])
     assert "--agent 2: the worlds of this run have the agents 0 to 1" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    """A run whose checkpoint was saved after an evaluation."""
+    path = tmp_path_factory.mktemp("runs") / "run"
+    environment, test = CartPole(num_envs=3, seed=0), CartPole(num_envs=2, seed=1)
+    agent = PPO(environment.single_observation_space, environment.single_action_space, hidden=(8,), seed=0)
+    loop = rein.training_loop(agent, environment, path, seed=0, iterations=40)
+    rein.evaluate_every(loop, agent, test, episodes=2, every=1)
+    rein.checkpoint(loop, event="evaluated")
+    loop.run(epochs=2)
+    return path
+
+
+def test_policy_is_exported_next_to_the_run(evaluated, capsys):
+    main(["export", str(evaluated), "--to", "safetensors"])
+    assert "policy.safetensors, with the model card" in capsys.readouterr().out
+    loaded, policy = rein.load_policy(evaluated / "policy.safetensors"), rein.load_policy(evaluated)
+    observation = CartPole(num_envs=9, seed=2).reset()
+    assert loaded.select_action(observation)[0].equal(policy.select_action(observation)[0])
+
+
+def test_model_card_names_environment_and_evaluated_return(evaluated, tmp_path, capsys):
+    with (evaluated / "evaluations.csv").open() as file:
+        value = float([*csv.DictReader(file)][-1]["return"])
+    main(["export", str(evaluated / "checkpoints"), "--to", "pt2", str(tmp_path / "mine.pt2")])
+    card = (tmp_path / "mine.md").read_text()
+    assert "| environment | CartPole |" in card
+    assert f"| mean evaluated return | {value:.6g} |" in card
+    assert 'torch.export.load("mine.pt2")' in card
+
+
+def test_agent_of_a_file_is_exported_beside_the_file(evaluated, tmp_path):
+    rein.save(rein.load_agent(evaluated), tmp_path / "agent.h5")
+    main(["export", str(tmp_path / "agent.h5"), "--to", "safetensors"])
+    assert (tmp_path / "policy.safetensors").is_file()
+    assert "environment | not recorded" in (tmp_path / "policy.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["onnx", "policy.pt2"], "must end in .onnx"),
+        (["onnx", "a.onnx", "b.onnx"], "give minari"),
+        (["onnx", "--author", "me"], "--author has no effect"),
+        (["onnx", "--environment", "unknown_module:make"], "unknown_module"),
+        ([], "--to"),
+    ],
+)
+def test_wrong_export_of_a_policy_is_one_line(evaluated, capsys, words, text):
+    with pytest.raises(SystemExit):
+        main(["export", str(evaluated), "--to", *words])
+    error = capsys.readouterr().err
+    assert text in error and error.count("\n") == 1

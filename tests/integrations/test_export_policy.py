@@ -7,7 +7,7 @@ import functools
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -280,11 +280,13 @@ def test_missing_package_is_named(suffix: str, package: str, tmp_path: Path, mon
         rein.export(built("PPO", "vector"), tmp_path / f"policy.{suffix}")
 
 
-def changed(path: Path, metadata: dict[str, str] | None = None, leave: Iterable[str] = (), **weights: Tensor) -> Path:
+def changed(
+    path: Path, metadata: dict[str, str] | None = None, weights: Mapping[str, Tensor] = {}, leave: Iterable[str] = ()
+) -> Path:
     """Rewrite a safetensors file with other metadata or weights."""
     with safetensors.safe_open(path, "pt") as file:
         found = file.metadata() if metadata is None else metadata
-    every = safetensors.torch.load_file(path) | weights
+    every = {**safetensors.torch.load_file(path), **weights}
     safetensors.torch.save_file({name: x for name, x in every.items() if name not in leave}, path, found)
     return path
 
@@ -317,9 +319,9 @@ BUILD = {"observation_space": {"space": "Discrete", "n": 3, "start": 0, "dtype":
         (lambda path: edited(path, build={"class": ["rein"]}), "is not an agent of rein"),
         (lambda path: edited(path, config={"hidden": [10**9]}), "larger than"),
         (lambda path: changed(path, leave=["actor.0.weight"]), "actor.0.weight"),
-        (lambda path: changed(path, more=torch.zeros(1)), "more"),
-        (lambda path: changed(path, **{"actor.0.weight": torch.zeros(8, 5)}), "actor.0.weight: expected"),
-        (lambda path: changed(path, **{"actor.0.weight": torch.zeros(8, 4).double()}), "float64"),
+        (lambda path: changed(path, weights={"more": torch.zeros(1)}), "more"),
+        (lambda path: changed(path, weights={"actor.0.weight": torch.zeros(8, 5)}), "actor.0.weight: expected"),
+        (lambda path: changed(path, weights={"actor.0.weight": torch.zeros(8, 4).double()}), "float64"),
         (lambda path: path.write_bytes(b"\xff" * 100), "cannot be read"),
         (lambda path: path.write_bytes(path.read_bytes()[:-10]), "cannot be read"),
         (lambda path: path.unlink(), "no such file"),
