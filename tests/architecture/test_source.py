@@ -1,5 +1,8 @@
 """Rules of the source: short functions, no hidden transfers from a device, explicit dtypes, public names."""
 
+# pyright: reportAttributeAccessIssue=false
+# Public names are lazy, so that pyright does not know `__all__`.
+
 from __future__ import annotations
 
 import ast

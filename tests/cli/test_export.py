@@ -51,7 +51,8 @@ def test_episodic_run_is_exported_completely(tmp_path, capsys):
 def test_dataset_names_the_gymnasium_environment(tmp_path):
     path = train(tmp_path / "run", GymnasiumEnvironment("CartPole-v1", num_envs=2, seed=0))
     main(["export", str(path), "--to", "minari", "mine-v0"])
-    assert minari.load_dataset("mine-v0").env_spec.id == "CartPole-v1"
+    spec = minari.load_dataset("mine-v0").env_spec
+    assert spec is not None and spec.id == "CartPole-v1"
 
 
 @pytest.mark.parametrize(

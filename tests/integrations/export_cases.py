@@ -41,7 +41,8 @@ OBSERVATIONS = {
     "multi-discrete": spaces.MultiDiscrete([3, 4]),
 }
 THREE, SHIFTED = spaces.Discrete(3), spaces.Discrete(4, start=2)
-BOX = spaces.Box(np.float32([-2.0, 0.0]), np.float32([2.0, 5.0]))
+BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32))
+TABLE = spaces.MultiDiscrete(np.array([[3, 4], [2, 2]]), start=np.array([[1, 1], [0, 0]]))
 SQUARE = spaces.Box(-1.0, 1.0, (2, 2), np.float32)
 HYBRID = spaces.Dict({"gear": spaces.Discrete(3, start=1), "steer": BOX})
 
@@ -61,7 +62,7 @@ ON_POLICY: dict[str, Case] = {
     "state-dependent std": (VECTOR, SQUARE, {"state_dependent_std": True, "activation": "gelu"}),
     "squashed": (VECTOR, BOX, {"squash": True}),
     "ball": (VECTOR, SQUARE, {"squash": "ball"}),
-    "multi-discrete action": (VECTOR, spaces.MultiDiscrete([[3, 4], [2, 2]], start=[[1, 1], [0, 0]]), {}),
+    "multi-discrete action": (VECTOR, TABLE, {}),
     "multi-binary": (VECTOR, spaces.MultiBinary(3), {}),
     "integers": (VECTOR, spaces.Box(-1, 3, (2,), np.int64), {}),
     "hybrid": (VECTOR, HYBRID, {}),
@@ -136,7 +137,7 @@ def built(agent: str, case: str) -> Any:
         options = {**options, "capacity": 100}
     built = kind(observation_space, action_space, seed=0, **options)
     generator = torch.Generator().manual_seed(1)
-    networks = getattr(built, "networks", nn.Module())
+    networks: Any = getattr(built, "networks", nn.Module())
     with torch.no_grad():
         for parameter in networks.parameters():
             scale = 0.3 if parameter.ndim < 2 else parameter[0].numel() ** -0.5
