@@ -21,6 +21,7 @@ from rein.agents.impala import IMPALA as IMPALA
 from rein.agents.iql import IQL as IQL
 from rein.agents.iqn import IQN as IQN
 from rein.agents.multi_agent import MultiAgent as MultiAgent
+from rein.agents.population import Population as Population
 from rein.agents.ppo import PPO as PPO
 from rein.agents.pqn import PQN as PQN
 from rein.agents.q_learning import QLearning as QLearning

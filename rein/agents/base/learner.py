@@ -138,6 +138,8 @@ class Learner:
         self.max_grad_norm, self.guard = max_grad_norm, guard
         # function of (parameters, gradients), called before gradients are clipped; gradients must not be changed
         self.on_gradients: Callable[[Sequence[Tensor], Sequence[Tensor | None]], None] | None = None
+        # function of (learner, batch, coefficients, report) that computes steps together with those of other learners
+        self.together: Callable[..., dict[str, Tensor]] | None = None
         self._finite: FiniteUpdate | None = FiniteUpdate(networks)  # not used with a guard
         self._parameters = [*networks.parameters()]
         self._largest = largest_matrix(networks)
@@ -163,12 +165,24 @@ class Learner:
         hooks = (p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters)  # type: ignore[attr-defined]
         return any(self._hooks) or any(hooks)
 
+    @property
+    def joins(self) -> bool:
+        """Whether its steps can be computed together with those of other learners: only plain closed-form gradients."""
+        plain = self._closed_form is not None and not self._compiled and self._processes == 1
+        return plain and not self._hooked() and all(p.requires_grad for p in self._parameters)
+
     def step(self, batch: Batch, coefficients: Any, *, report: bool = True) -> dict[str, Tensor]:
         """Make one optimizer step. Returns the metrics of the loss and, if `report` is set, `grad_norm`."""
+        if self.together is not None:
+            return self.together(self, batch, coefficients, report)
+        return self.step_alone(batch, coefficients, report)
+
+    def step_alone(self, batch: Batch, coefficients: Any, report: bool) -> dict[str, Tensor]:
+        """Make one optimizer step without other learners."""
         measure, report = report, report or self._compiled  # compile only one variant of the loss
         if self._compiled:  # tensors, so that a schedule does not trigger recompilation
             coefficients = map_tree(self._tensor, coefficients)
-        parts = self._parts(batch)
+        parts = self.parts(batch)
         with fast_products(parts[0].size * self._largest):
             if len(parts) == 1:
                 gradients, metrics = self._gradients(batch, coefficients, report)
@@ -176,6 +190,19 @@ class Learner:
                 gradients, metrics = self._accumulate(parts, coefficients, batch.valid, report)
         if self._processes > 1 or processes() > 1:
             gradients, metrics = self._average_over_processes(gradients, metrics, batch)
+        return self.apply(gradients, metrics, measure)
+
+    def apply(
+        self,
+        gradients: Sequence[Tensor | None],
+        metrics: dict[str, Tensor],
+        measure: bool,
+        clipped_norm: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """Clip gradients of the parameters and step the optimizer. Returns the metrics with `grad_norm` if measured.
+
+        Gradients with a `clipped_norm` are checked and clipped already. It is their norm before.
+        """
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
         if self.on_gradients is not None:
@@ -183,9 +210,13 @@ class Learner:
         if all(gradient is None for gradient in gradients):  # all parameters are frozen
             return (
                 {**metrics, "grad_norm": torch.zeros((), dtype=torch.float32, device=self._device)}
-                if report
+                if measure
                 else metrics
             )
+        if clipped_norm is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            return {**metrics, "grad_norm": clipped_norm} if measure else metrics
         settings = {"max_grad_norm": self.max_grad_norm, "guard": self.guard, "measure": measure}
         norm = apply_gradients(self.optimizer, metrics, **settings, finite=self._finite)
         return metrics if norm is None else {**metrics, "grad_norm": norm}
@@ -198,7 +229,8 @@ class Learner:
             else number
         )
 
-    def _parts(self, batch: Batch) -> list[Batch]:
+    def parts(self, batch: Batch) -> list[Batch]:
+        """Split a batch into micro-batches."""
         steps = batch.shape.numel() // batch.size  # 1 for rows
         size = batch.size if self._rows is None else max(1, self._rows // steps)
         return [batch.rows(slice(start, start + size)) for start in range(0, batch.size, size)]

@@ -1,0 +1,290 @@
+"""Several independent learners of one algorithm in one process.
+
+Shapes: S learners, N environments of a learner, R = S * N rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rein.agents.base.agent import Agent
+from rein.agents.base.on_policy import OnPolicyAgent
+from rein.agents.base.options import as_json, options_of
+from rein.agents.base.together import act_together, acts_together, in_lockstep
+from rein.ops.random import checked_seed
+from rein.ops.trees import leaves, map_tree
+from rein.protocols import Policy
+from rein.types import Transition, Tree
+
+
+class Population:
+    """S agents of one class that learn independently, each in its own environments, with its own seed and options.
+
+    Learner i has the rows i * N to (i + 1) * N - 1 of an environment with S * N rows. It learns as an agent that trains
+    alone in these environments would. PPO and A2C with multilayer perceptrons compute the steps of all learners
+    together on the CPU, which is several times as fast as one run after the other for small networks. Results then
+    differ from those of single agents by rounding.
+
+    A metric `x` is the mean over the learners, and `x_per_learner` (S,) has their values. `env_steps` and `updates`
+    count those of one learner, and so do schedules.
+
+    Example::
+
+        env = rein.make("CartPole-v1", num_envs=16 * 8, seed=0)
+        agent = rein.Population(rein.PPO, env, learners=16, learning_rate=np.geomspace(1e-4, 1e-2, 16), seed=0)
+        rein.train(agent, env, "runs/rates", env_steps=100_000)
+        best = agent.agent(3)  # an ordinary PPO
+
+    Args:
+        kind: class of the agents, such as `rein.PPO`.
+        env: environment with S * N rows.
+        learners: number of learners S.
+        seed: seed of the first learner, of which the others have the following numbers, or a list of all seeds.
+        options: options of the agents. A list or array of S values has one for each learner.
+
+    Raises:
+        TypeError: if `kind` is not a subclass of `rein.Agent`, or for an unknown option.
+        ValueError: if the rows of the environment or a list of values cannot be split into S parts.
+    """
+
+    def __init__(self, kind: type[Agent], env: Any, *, learners: int, seed: int | None = None, **options: Any) -> None:
+        if not (isinstance(kind, type) and issubclass(kind, Agent)):
+            raise TypeError(f"Population({kind!r}): give a class of agents, such as rein.PPO")
+        if learners < 1 or env.num_envs % learners:
+            raise ValueError(
+                f"Population(learners={learners}): {env.num_envs} environments cannot be split into {learners} equal "
+                "parts; give num_envs=learners * environments of a learner"
+            )
+        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+        self.kind, self._options = kind, options
+        self._seeds = None if seed is None or isinstance(seed, int) else list(seed)  # given for each learner
+        if self._seeds is not None:
+            options = {**options, "seed": self._seeds}
+        each = [_options_of(kind, options, number, learners) for number in range(learners)]
+        self._agents: list[Any] = [kind(self.observation_space, self.action_space, **mine) for mine in each]
+        self.frozen: set[int] = set()  # learners that no longer learn
+        self._act_together = isinstance(self._agents[0], OnPolicyAgent) and acts_together(
+            [agent.networks for agent in self._agents]
+        )
+        # action and extras of all rows, and those of each learner
+        self._selected: tuple[Any, Mapping[str, Any], list[Any]] = None, {}, []
+        self.seed: int | None = None
+        if self._seeds is not None:
+            self.seed = self._seeds[0]
+        elif seed is not None:
+            self.reseed(seed)  # type: ignore[arg-type]  # an int, see above
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the agents."""
+        return torch.device(self._agents[0].device)
+
+    @property
+    def env_steps(self) -> int:
+        """Number of recorded rows of one learner."""
+        return max(agent.env_steps for agent in self._agents)
+
+    @property
+    def updates(self) -> int:
+        """Number of updates of one learner."""
+        return max(agent.updates for agent in self._agents)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether a state was loaded. If so, `reseed` keeps the parameters."""
+        return self._agents[0].loaded
+
+    @property
+    def learners(self) -> dict[str, Any]:
+        """Learners of all agents, by names such as `3/networks`."""
+        return {f"{i}/{name}": one for i, agent in enumerate(self._agents) for name, one in agent.learners.items()}
+
+    @property
+    def reports(self) -> tuple[str, ...]:
+        """Metrics that every epoch reports."""
+        return self._agents[0].reports
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The class, the spaces, the seed and the options, as JSON. Options that differ are lists."""
+        configs = [agent.config for agent in self._agents]
+        first = configs[0]
+        differ = {
+            name: [mine[name] for mine in configs] for name in first if any(c[name] != first[name] for c in configs)
+        }
+        return {**first, **differ, "agent": self.kind.__name__, "learners": len(self._agents), "seed": self.seed}
+
+    def agent(self, learner: int) -> Any:
+        """Return the agent of one learner, an ordinary agent that continues to learn with the population."""
+        return self._agents[learner]
+
+    def freeze(self, learners: int | Iterable[int]) -> None:
+        """Let learners act greedily from now on, without recording and learning. Their state does not change any more.
+
+        Raises ValueError for a number that is not that of a learner, and if no learner would be left.
+        """
+        chosen = {learners} if isinstance(learners, int) else {*learners}
+        if unknown := sorted(chosen - {*range(len(self._agents))}):
+            raise ValueError(f"freeze({unknown}): the learners are 0 to {len(self._agents) - 1}")
+        if len(self.frozen | chosen) == len(self._agents):
+            raise ValueError("freeze: no learner would be left; end the run with state.halt_loop(reason)")
+        self.frozen |= chosen
+
+    def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tree]]:
+        """Return the exploring actions (R, ...) of all learners, and the tensors to record with them."""
+        parts = self._split(observation)
+        if self._act_together:
+            x = torch.stack([agent.networks.preprocess(part) for agent, part in zip(self._agents, parts, strict=True)])
+            generators = [None if i in self.frozen else agent.generator for i, agent in enumerate(self._agents)]
+            action_SN, extras_SN = act_together([agent.networks for agent in self._agents], x, generators)
+            action, extras = map_tree(lambda x: x.flatten(0, 1), (action_SN, extras_SN))
+            chosen = [(action_SN[i], map_tree(lambda x, i=i: x[i], extras_SN)) for i in range(len(self._agents))]
+            for agent, (mine, more) in zip(self._agents, chosen, strict=True):
+                agent._selected = mine, more
+        else:
+            chosen = [
+                (agent.policy() if i in self.frozen else agent).select_action(part)
+                for i, (agent, part) in enumerate(zip(self._agents, parts, strict=True))
+            ]
+            action = _joined([mine for mine, _ in chosen])
+            names = dict.fromkeys(name for _, more in chosen for name in more)
+            extras = {name: _joined([more.get(name) for _, more in chosen]) for name in names}
+        self._selected = action, extras, chosen
+        return action, extras
+
+    def record_observation(self, transition: Transition) -> None:
+        """Give each learner the transitions of its rows."""
+        (action, extras, chosen), self._selected = self._selected, (None, {}, [])
+        selected = action is not None and transition.action is action
+        added = {name: x for name, x in transition.extras.items() if x is not extras.get(name)}
+        parts = self._split(transition._replace(action=None if selected else transition.action, extras=added))
+        for number, (agent, part) in enumerate(zip(self._agents, parts, strict=True)):
+            if number not in self.frozen:
+                mine, more = chosen[number] if chosen else (None, {})
+                part = part._replace(
+                    extras={**{name: more[name] for name in transition.extras if name in more}, **part.extras}
+                )
+                agent.record_observation(part._replace(action=mine) if selected else part)
+
+    def observe_reset(self, observation: Tree, mask: Tensor) -> None:
+        """End the current episodes of the rows in `mask` (R,), which were reset outside a step."""
+        parts = zip(self._agents, self._split(observation), self._split(mask), strict=True)
+        for number, (agent, mine, mine_N) in enumerate(parts):
+            if number not in self.frozen:
+                agent.observe_reset(mine, mine_N)
+
+    def optimize_model(self) -> dict[str, Tensor]:
+        """Let every learner learn if its update is due. Returns means over learners, and the metrics of each."""
+        agents = [agent for number, agent in enumerate(self._agents) if number not in self.frozen]
+        if len(agents) > 1 and all(isinstance(agent, OnPolicyAgent) and agent.rollout.full for agent in agents):
+            found = in_lockstep([agent.optimize_model for agent in agents], [agent.learners for agent in agents])
+        else:
+            found = [agent.optimize_model() for agent in agents]
+        metrics: dict[str, Tensor] = {}
+        missing = torch.full((), math.nan, dtype=torch.float32, device=self.device)
+        for name in dict.fromkeys(name for mine in found for name in mine):
+            values = iter(found)
+            each = [missing if i in self.frozen else next(values).get(name, missing) for i in range(len(self._agents))]
+            metrics[f"{name}_per_learner"] = torch.stack([value.detach().float().mean() for value in each])
+            metrics[name] = metrics[f"{name}_per_learner"].nanmean()
+        return metrics
+
+    def policy(self, deterministic: bool = True, **options: Any) -> PopulationPolicy:
+        """Return a policy of all rows, or of an environment with S equal parts, that uses the current parameters.
+
+        `options` are passed to the method `policy` of every agent, such as `epsilon`.
+        """
+        return PopulationPolicy(self, [agent.policy(deterministic, **options) for agent in self._agents])
+
+    def reseed(self, seed: int) -> None:
+        """Set the seeds of the agents that were built without one to `seed`, `seed` + 1, and so on.
+
+        Raises RuntimeError if an agent has already recorded transitions.
+        """
+        self.seed = checked_seed(seed)
+        if self._seeds is None:
+            for number, agent in enumerate(self._agents):
+                agent.reseed(seed + number)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all agents."""
+        return {"agents": [agent.state_dict() for agent in self._agents], "frozen": sorted(self.frozen)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state that `state_dict` returned. Raises ValueError for another number of learners."""
+        if len(state["agents"]) != len(self._agents):
+            raise ValueError(f"Population: the state has {len(state['agents'])} learners, not {len(self._agents)}")
+        for agent, mine in zip(self._agents, state["agents"], strict=True):
+            agent.load_state_dict(mine)
+        self.frozen, self._selected = {*state["frozen"]}, (None, {}, [])
+
+    def __repr__(self) -> str:
+        options = "".join(f", {name}={as_json(value)!r}" for name, value in self._options.items())
+        return f"Population({self.kind.__name__}, learners={len(self._agents)}{options})"
+
+    def _split(self, tree: Any) -> list[Any]:
+        """Return the rows of each learner. Raises ValueError if the rows have no S equal parts."""
+        learners, rows = len(self._agents), len(next(leaf for _, leaf in leaves(tree)))
+        if rows % learners:
+            raise ValueError(f"Population: {rows} rows cannot be split into {learners} equal parts")
+        size = rows // learners
+        return [map_tree(lambda x, i=i: x[i * size : (i + 1) * size], tree) for i in range(learners)]
+
+
+class PopulationPolicy:
+    """Policies of the learners of a `Population`, as one policy of S equal parts of rows."""
+
+    def __init__(self, population: Population, policies: Sequence[Policy]) -> None:
+        """Create a policy from those of all learners."""
+        self.device = population.device
+        self._population, self.policies = population, list(policies)
+
+    def __repr__(self) -> str:
+        return f"PopulationPolicy({self._population!r})"
+
+    def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tensor]]:
+        """Return an action (R, ...) for an observation (R, ...)."""
+        parts = zip(self.policies, self._population._split(observation), strict=True)
+        return _joined([policy.select_action(part)[0] for policy, part in parts]), {}
+
+    def reset(self, mask: Tensor | None = None) -> None:
+        """Start new episodes in the rows of `mask` (R,), or in all rows."""
+        masks = [None] * len(self.policies) if mask is None else self._population._split(mask)
+        for policy, mine in zip(self.policies, masks, strict=True):
+            policy.reset(mine)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all policies."""
+        return {"policies": [policy.state_dict() for policy in self.policies]}  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state that `state_dict` returned."""
+        for policy, mine in zip(self.policies, state["policies"], strict=True):
+            policy.load_state_dict(mine)  # type: ignore[attr-defined]
+
+
+def _options_of(kind: type[Agent], given: Mapping[str, Any], number: int, learners: int) -> dict[str, Any]:
+    """Return the options of one learner. Raises ValueError for a list of another length."""
+    known, options = options_of(kind), {}
+    for name, value in given.items():
+        takes_list = name in known and isinstance(known[name].default, list | tuple)
+        if isinstance(value, list | np.ndarray) and not takes_list:
+            if len(value) != learners:
+                raise ValueError(
+                    f"Population({name}={value!r}): give one value, or one for each of the {learners} learners"
+                )
+            value = (value.tolist() if isinstance(value, np.ndarray) else value)[number]
+        options[name] = value
+    return options
+
+
+def _joined(parts: Sequence[Tree]) -> Tree:
+    """Return the rows of all learners. Those of a frozen learner, which has no extras, are zeros."""
+    zeros = map_tree(torch.zeros_like, next(part for part in parts if part is not None))
+    return map_tree(lambda *x: torch.cat(x), *(zeros if part is None else part for part in parts))

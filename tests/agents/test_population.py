@@ -1,0 +1,268 @@
+"""Populations: several learners of one algorithm in one process."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import rein
+from rein.agents.base.learner import Learner
+from rein.errors import NonFiniteError
+from rein.networks.recurrent import GRU
+from rein.ops.trees import leaves, map_tree
+from rein.testing import AgentContract
+from rein.testing.stateful import copy_state, first_difference
+from rein.types import StepState
+
+S, N = 3, 4
+SMALL: dict[str, Any] = {"hidden": (8, 8), "rollout_steps": 4, "minibatches": 2, "update_epochs": 2}
+OFF: dict[str, Any] = {"hidden": (8,), "batch_size": 8, "learning_starts": 8, "capacity": 100}
+CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "PPO": (rein.PPO, rein.envs.CartPole, SMALL),
+    "PPO with entropy": (rein.PPO, rein.envs.CartPole, {**SMALL, "entropy_coefficient": [0.0, 0.01, 0.1]}),
+    "PPO, shared layers": (rein.PPO, rein.envs.CartPole, {**SMALL, "shared": True, "activation": "relu"}),
+    "PPO, normalized": (
+        rein.PPO,
+        rein.envs.CartPole,
+        {**SMALL, "normalize_observation": True, "normalize_reward": True},
+    ),
+    "PPO, target_kl": (rein.PPO, rein.envs.CartPole, {**SMALL, "target_kl": [1e-9, 1e-3, 1.0]}),
+    "PPO, continuous": (rein.PPO, rein.envs.Pendulum, {**SMALL, "clip": [0.1, 0.2, 0.3]}),
+    "PPO, squashed": (rein.PPO, rein.envs.Pendulum, {**SMALL, "squash": True}),
+    "A2C": (rein.A2C, rein.envs.CartPole, {"hidden": (8, 8), "rollout_steps": 4, "gamma": [0.9, 0.95, 0.99]}),
+    "recurrent PPO": (rein.PPO, rein.envs.CartPole, {**SMALL, "core": functools.partial(GRU, features=4)}),
+    "DQN": (rein.DQN, rein.envs.CartPole, OFF),
+    "SAC": (rein.SAC, rein.envs.Pendulum, OFF),
+}
+TOGETHER = (
+    "PPO",
+    "PPO with entropy",
+    "PPO, shared layers",
+    "PPO, normalized",
+    "PPO, continuous",
+    "PPO, squashed",
+    "A2C",
+)
+
+
+def made(case: str, seed: int | None = 0) -> tuple[rein.Population, Any]:
+    """Return a population with different learning rates, and its environment."""
+    kind, environment, options = CASES[case]
+    env = environment(S * N, seed=1)
+    return rein.Population(kind, env, learners=S, learning_rate=[1e-3, 3e-3, 1e-2], seed=seed, **options), env
+
+
+def single(case: str, learner: int) -> Any:
+    """Return an agent with the seed and the options of a learner."""
+    kind, environment, options = CASES[case]
+    mine = {name: value[learner] if isinstance(value, list) else value for name, value in options.items()}
+    return kind(environment(N, seed=1), learning_rate=[1e-3, 3e-3, 1e-2][learner], seed=learner, **mine)
+
+
+def trained(population: rein.Population, env: Any, updates: int, watch: Any = None) -> list[Any]:
+    """Train a population, and return the transitions of all steps and the rows in which episodes were reset."""
+    loop = rein.training_loop(population, env, iterations=10**6)
+    seen: list[Any] = []
+
+    @loop.observation_recorded
+    def keep(state: rein.State) -> None:
+        known: StepState = state.step_state
+        seen.append(map_tree(Tensor.clone, known.transition))
+
+    @loop.iteration_completed
+    def halt(state: rein.State) -> None:
+        if population.updates >= updates:
+            state.halt_loop("enough")
+
+    loop.run()
+    return seen
+
+
+def parameters(agent: Any) -> dict[str, Tensor]:
+    """Return the parameters of all networks of an agent."""
+    modules = {name: value for name, value in vars(agent).items() if isinstance(value, torch.nn.Module)}
+    return {f"{name}.{key}": p.detach() for name, module in modules.items() for key, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_learner_equals_a_single_agent_on_the_same_data(case: str) -> None:
+    population, env = made(case)
+    transitions = trained(population, env, 20)
+    for learner in range(S):
+        alone, rows = single(case, learner), slice(learner * N, (learner + 1) * N)
+        for number, transition in enumerate(transitions):
+            mine = map_tree(lambda x, rows=rows: x[rows], transition)
+            if number == 0:
+                alone.observe_reset(mine.observation, torch.ones(N, dtype=torch.bool))
+            action, extras = alone.select_action(mine.observation)
+            assert torch.allclose(action.float(), mine.action.float(), rtol=1e-3, atol=1e-4)
+            alone.record_observation(mine._replace(action=action, extras=extras))
+            alone.optimize_model()
+        theirs = parameters(population.agent(learner))
+        assert (alone.updates, alone.env_steps) == (population.agent(learner).updates, len(transitions) * N)
+        for name, expected in parameters(alone).items():
+            assert torch.allclose(theirs[name], expected, rtol=1e-4, atol=1e-5), name
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "PPO, target_kl"])  # the last pass can be of one
+def test_plain_networks_of_on_policy_agents_are_computed_together(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps_alone: list[Any] = []
+    step_alone = Learner.step_alone
+    monkeypatch.setattr(Learner, "step_alone", lambda self, *args: steps_alone.append(self) or step_alone(self, *args))
+    population, env = made(case)
+    trained(population, env, 4)
+    assert (not steps_alone) == (case in TOGETHER)
+
+
+class TestPopulation(AgentContract):
+    num_envs, steps = 6, 40
+
+    cases: ClassVar[Any] = {"PPO": {**SMALL, "minibatches": 1}, "DQN": OFF}
+
+    @pytest.fixture(autouse=True, params=["PPO", "DQN"])
+    def _case(self, request: pytest.FixtureRequest) -> None:
+        self.kind, self.options = getattr(rein, request.param), self.cases[request.param]
+
+    def make(self, seed: int | None) -> rein.Population:
+        return rein.Population(self.kind, self.environment(6, 0), learners=2, seed=seed, **self.options)
+
+    def environment(self, num_envs: int, seed: int) -> Any:
+        return rein.envs.CartPole(num_envs, seed=seed)
+
+    def test_counts_env_steps_and_updates(self) -> None:
+        agent = self.make(0)
+        for k, metrics in enumerate(self._learning(agent), start=1):
+            assert agent.env_steps == k * self.num_envs / 2  # the rows of one learner
+            assert bool(metrics) == (agent.updates > 0 if self.kind is rein.DQN else k % 4 == 0)
+
+    def learned(self, agent: rein.Population) -> Any:
+        return {str(i): super(TestPopulation, self).learned(agent.agent(i)) for i in range(2)}
+
+
+@pytest.mark.parametrize("case", ["PPO", "DQN"])
+def test_frozen_learner_keeps_its_state_and_others_continue(case: str) -> None:
+    population, env = made(case)
+    trained(population, env, 4)
+    population.freeze(1)
+    before = copy_state(population.state_dict())
+    trained(population, env, 12)
+    after = population.state_dict()
+    assert first_difference(before["agents"][1], after["agents"][1]) is None
+    for other in (0, 2):
+        assert first_difference(before["agents"][other], after["agents"][other]) is not None
+    assert population.updates > population.agent(1).updates
+
+
+def test_metrics_are_means_over_learners_and_lists_per_learner() -> None:
+    population, env = made("PPO")
+    loop = rein.training_loop(population, env, iterations=4)
+    found: list[Any] = []
+    loop.model_optimized(lambda state: found.append(dict(state.step_state.metrics)))
+    loop.run()
+    metrics = found[-1]
+    each = metrics["value_loss_per_learner"]
+    assert each.shape == (S,)
+    assert torch.allclose(metrics["value_loss"], each.mean())
+    assert loop.state.metrics["value_loss"] == pytest.approx(float(each.mean()))
+
+
+def test_metrics_of_frozen_learners_are_nan_per_learner_and_not_part_of_the_mean() -> None:
+    population, env = made("PPO")
+    population.freeze([0])
+    loop = rein.training_loop(population, env, iterations=4)
+    found: list[Any] = []
+    loop.model_optimized(lambda state: found.append(dict(state.step_state.metrics)))
+    loop.run()
+    each = found[-1]["value_loss_per_learner"]
+    assert each.isnan().tolist() == [True, False, False]
+    assert torch.allclose(found[-1]["value_loss"], each[1:].mean())
+
+
+def test_resumed_run_equals_uninterrupted_run(tmp_path: Path) -> None:
+    def build(folder: Path) -> rein.Loop:
+        population, env = made("PPO")
+        store = rein.HDF5Store(folder, exist="resume")
+        loop = rein.training_loop(population, env, store, epochs=4, iterations=6)
+        rein.checkpoint(loop, store)
+        return loop
+
+    whole = build(tmp_path / "whole")
+    whole.run()
+    cut = build(tmp_path / "cut")
+    cut.epoch_ended(once=2)(lambda state: cut.interrupt("on purpose"))
+    cut.run()
+    resumed = build(tmp_path / "cut")
+    rein.resume(resumed, tmp_path / "cut")
+    resumed.run()
+    assert first_difference(whole.parts["agent"].state_dict(), resumed.parts["agent"].state_dict()) is None
+
+
+def test_agent_of_a_learner_acts_as_the_policy_of_its_rows() -> None:
+    population, env = made("PPO")
+    trained(population, env, 4)
+    observation = env.reset()
+    actions = population.policy().select_action(observation)[0]
+    mine = population.agent(2).policy().select_action(observation[2 * N :])[0]
+    assert torch.equal(actions[2 * N :], mine)
+
+
+def test_arrays_give_one_value_to_each_learner() -> None:
+    env = rein.envs.CartPole(6)
+    rates = np.geomspace(1e-4, 1e-2, 3)
+    population = rein.Population(rein.PPO, env, learners=3, learning_rate=rates, hidden=[8, 8], seed=[5, 7, 9])
+    agents = [population.agent(i) for i in range(3)]
+    assert [agent.learning_rate() for agent in agents] == rates.tolist()
+    assert [agent.seed for agent in agents] == [5, 7, 9]
+    assert {tuple(agent.hidden) for agent in agents} == {(8, 8)}
+    assert population.config["learning_rate"] == rates.tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "word"),
+    [
+        ({"learners": 4}, ValueError, "learners"),
+        ({"learners": 0}, ValueError, "learners"),
+        ({"learning_rate": [1e-3, 1e-2]}, ValueError, "learning_rate"),
+        ({"learning_rat": 1e-3}, TypeError, "learning_rate"),
+        ({"kind": "PPO"}, TypeError, "class"),
+    ],
+)
+def test_invalid_arguments_raise(change: dict[str, Any], kind: Any, word: str) -> None:
+    arguments = {"kind": rein.PPO, "env": rein.envs.CartPole(6), "learners": 3, **change}
+    with pytest.raises(kind, match=word):
+        rein.Population(**arguments)
+
+
+@pytest.mark.parametrize("learners", [3, -1, [0, 1, 2]])
+def test_freezing_unknown_or_all_learners_raises(learners: Any) -> None:
+    population, _ = made("PPO")
+    with pytest.raises(ValueError, match="freeze"):
+        population.freeze(learners)
+
+
+def test_error_of_one_learner_is_raised_and_leaves_no_thread() -> None:
+    population, env = made("PPO")
+    with torch.no_grad():
+        next(iter(population.agent(1).networks.value_head.parameters())).fill_(torch.nan)
+    with pytest.raises(NonFiniteError):
+        trained(population, env, 4)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rein learner")]
+
+
+def test_rows_that_are_not_equal_parts_raise() -> None:
+    population, _ = made("PPO")
+    with pytest.raises(ValueError, match="rows"):
+        population.select_action(torch.zeros(S * N + 1, 4))
+
+
+def test_all_leaves_of_a_population_are_saved() -> None:
+    population, _ = made("PPO")
+    paths = [path for path, _ in leaves(population.state_dict()["agents"][0])]
+    assert any(path.startswith("networks") for path in paths)
