@@ -292,8 +292,11 @@ class Logger(Protocol):
     Optional methods, which `rein.handlers.loggers.attach` calls if present:
 
     - `describe(settings)`: describes the run.
-    - `go_on(clocks)`: the run continues from a loaded state with these clocks.
+    - `begin()`: a run starts.
+    - `go_on(clocks)`: the run continues from a loaded state; rows newer than these clocks will be written again.
     - `finish(status)`: the run has ended.
+    - `write_text`, `write_histogram`, `write_image`, `write_video`, each with `(clocks, name, value)`: values of
+      `state.log`.
     """
 
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:

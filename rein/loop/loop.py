@@ -70,6 +70,7 @@ class Loop:
         self.resumed = False  # whether a state was loaded and no run has continued from it yet
         self.step_cut = False  # whether the last step began but did not end, and no run has continued since
         self.cleanups: list[Callable[[], None]] = []  # each called once when a run ends in any way
+        self.before_saving: list[Callable[[State], None]] = []  # called before the state is saved
         self.epoch_began = 0.0  # value of clocks.seconds at the start of the epoch
         self._device = None if device is None else checked_device(device)
         self._source: Batches | None = None

@@ -31,6 +31,8 @@ def _stateful(loop: Loop) -> Iterator[tuple[str, Any]]:
 def save(loop: Loop) -> dict[str, Any]:
     """Return the state of the run and of all owned parts; see `Loop.state_dict`."""
     state = loop.state
+    for prepare in loop.before_saving:
+        prepare(state)
     return {
         "format": FORMAT,
         "epoch": state.epoch,

@@ -35,7 +35,7 @@ class State:
     """Mutable state of a run, passed to every handler.
 
     Counters are updated by the loop and are read-only here. A handler can assign `step_state`, entries of `metrics` and
-    entries of `memory`, and can call `halt_epoch()`, `halt_loop(reason)` and `request(action)`.
+    entries of `memory`, and can call `halt_epoch()`, `halt_loop(reason)`, `request(action)` and `log(name, value)`.
 
     Attributes:
         max_epochs: Total number of epochs of the run; None for no limit.
@@ -77,6 +77,7 @@ class State:
     _requests: list[Callable[[State], None]] = attrs.field(factory=list)
     _read_episodes: Callable[[], list[Any]] | None = None  # set while `episodes_completed` fires
     _saved_checkpoint: Path | None = None  # set while `checkpoint_saved` fires
+    _receivers: list[Callable[[str, Any], None]] = attrs.field(factory=list)  # of `log`, one per attached logger
 
     def __repr__(self) -> str:
         return f"State({self.status}, epoch={self.epoch}, iteration={self.iteration}, {self.clocks!r})"
@@ -142,6 +143,19 @@ class State:
     def halt_loop(self, reason: str | None = None) -> None:
         """End the run. The open epoch ends first, as halted."""
         self._request_halt(HALT_LOOP, reason)
+
+    def log(self, name: str, value: Any) -> None:
+        """Pass an image, a video, a histogram or a text to the attached loggers. Assign numbers to `metrics` instead.
+
+        Example::
+
+            state.log("weights/actor", Histogram(agent.networks.actor[0].weight))
+
+        `value` is a string, or a `Histogram`, an `Image` or a `Video` of `rein.handlers.loggers`. A value of another
+        type raises TypeError if a logger is attached. Without loggers, nothing happens.
+        """
+        for receive in self._receivers:
+            receive(name, value)
 
     def request(self, action: Callable[[State], None]) -> None:
         """Call `action(state)` once at the next edge, after all handlers. Use this to take a checkpoint.

@@ -41,7 +41,7 @@ LEAVES = {
     "envs": {"base", "gymnasium", "wrappers", "probes"},
     "envs/probes": {"base"},
     "handlers": {"improvement", "output", "loggers"},
-    "handlers/loggers": {"attach"},
+    "handlers/loggers": {"attach", "calls", "media"},
     "recipes": {"base", "tasks"},
 }
 

@@ -127,7 +127,8 @@ def test_resumed_run_writes_the_same_rows(saved_at: int) -> None:
             first = make()
             for every, event in ((3, "epoch_ended"), (2, "epoch_completed")):
                 attach(first, Notes(), event=event, every=every)
-            first.run(epochs=saved_at)
+            first.epoch_ended(once=saved_at)(lambda state, first=first: first.interrupt())
+            first.run()
             loop.load_state_dict(json.loads(json.dumps(first.state_dict())))
         loop.run()
         rows.append([(clocks["epochs"], metrics) for clocks, metrics in notes.rows + second.rows])
@@ -215,7 +216,7 @@ def test_row_at_the_end_contains_metrics_of_later_handlers(ends: str) -> None:
     assert [(clocks["epochs"], metrics) for clocks, metrics in notes.rows] == [(6, {"loss": 10.5, "score": 7.0})]
 
 
-def test_row_outside_an_epoch_keeps_collected_epochs() -> None:
+def test_row_outside_an_epoch_contains_only_current_metrics() -> None:
     loop, notes = make(), Notes()
     scored(loop, "epoch_ended", "completed")
     attach(loop, notes, event="scored", every=2)
@@ -223,8 +224,9 @@ def test_row_outside_an_epoch_keeps_collected_epochs() -> None:
     loop.run(epochs=5)
     assert [(clocks["epochs"], metrics["loss"], metrics["score"]) for clocks, metrics in notes.rows] == [
         (2, 1.5, 1.5),  # mean of epochs 1 and 2
-        (3, 4.5, 4.0),  # current metrics at the end of the first run; epoch 3 stays collected
-        (5, (4.5 + 6.5 + 8.5) / 3, (3.0 + 5.0 + 6.0) / 3),
+        (3, 4.5, 3.0),  # incomplete group of epoch 3
+        (3, 4.5, 4.0),  # current metrics at the end of the first run
+        (5, 7.5, 5.5),  # mean of epochs 4 and 5
     ]
 
 
