@@ -23,8 +23,8 @@ from rein.errors import CheckpointError
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.describe import describe
 from rein.handlers.interrupts import Interrupts, interrupts
+from rein.handlers.output import UNSOLVED
 from rein.handlers.progress import progress
-from rein.handlers.solved import UNSOLVED
 from rein.handlers.stop_at import stop_at
 from rein.loop import Loop
 from rein.loop.state import State

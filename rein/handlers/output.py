@@ -1,9 +1,18 @@
-"""Write lines of text to a terminal, a file or a pipe that may be closed."""
+"""Text output of handlers: lines, tables and groups of metrics."""
 
 from __future__ import annotations
 
+import math
+import shutil
 import sys
+from collections.abc import Mapping
 from typing import TextIO
+
+from rein.loop.state import State
+
+UNSOLVED = "unsolved/"  # prefix of keys in `state.memory` for targets of `solved` that are not met yet
+GROUPS = ("train", "evaluation", "loss", "norm", "time")  # in the order of tables
+_RESOURCES = ("cpu_cores", "memory_gb", "gpu_memory_gb")
 
 
 def write_line(text: str, file: TextIO | None = None) -> Exception | None:
@@ -20,3 +29,84 @@ def write_line(text: str, file: TextIO | None = None) -> Exception | None:
     except Exception as error:  # a file object may raise anything
         return error
     return None
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    return "ipykernel" in sys.modules and sys.modules["IPython"].get_ipython() is not None
+
+
+def grouped(metric: str) -> str:
+    """Return the name of a metric with its group: `loss/policy` for `policy_loss`, `train/episode_return`, ...
+
+    A name that contains "/" has a group already.
+    """
+    if "/" in metric:
+        return metric
+    if metric.startswith("evaluation_"):
+        return f"evaluation/{metric.removeprefix('evaluation_')}"
+    for group in ("loss", "norm"):
+        if metric == group or metric.endswith(f"_{group}"):
+            return f"{group}/{metric.removesuffix(f'_{group}')}"
+    is_time = metric.endswith("_per_second") or metric.startswith("seconds_") or metric in _RESOURCES
+    return f"time/{metric}" if is_time else f"train/{metric}"
+
+
+def table(title: str, metrics: Mapping[str, float], width: int) -> str:
+    """Return the title, and below it a row or more of names and values for each group of metrics.
+
+    All columns have the same width, and as many columns as fit into `width` are used. NaN is left out.
+    """
+    groups: dict[str, dict[str, str]] = {group: {} for group in GROUPS}
+    for metric, value in metrics.items():
+        group, _, name = grouped(metric).partition("/")
+        if not math.isnan(value):
+            groups.setdefault(group, {})[name] = short_number(value)
+    groups = {group: cells for group, cells in groups.items() if cells}
+    label = max(map(len, groups), default=0) + 2
+    names = max((len(name) for cells in groups.values() for name in cells), default=0)
+    values = max((len(value) for cells in groups.values() for value in cells.values()), default=0)
+    columns = max(1, (width - label - 2 + 3) // (names + 2 + values + 3))
+    lines = [title]
+    for group, cells in groups.items():
+        texts = [f"{name:<{names}}  {value:>{values}}" for name, value in cells.items()]
+        for first in range(0, len(texts), columns):
+            row = "   ".join(texts[first : first + columns])
+            lines.append(f"  {'' if first else group:<{label}}{row}".rstrip())
+    return "\n".join(lines)
+
+
+def width_of(file: TextIO | None) -> int:
+    """Return the width of the terminal that `file` (default: standard output) is, or 80 for another file."""
+    file = sys.stdout if file is None else file
+    is_terminal = file is not None and file.isatty()
+    return shutil.get_terminal_size((80, 24)).columns if is_terminal else 80
+
+
+def short_number(value: float) -> str:
+    """Format whole numbers in full and others with five digits."""
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.5g}"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds as `0:18`, `2:05:00` or `7 d 00:00:00`."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 24:
+        return f"{hours // 24} d {hours % 24:02}:{minutes:02}:{seconds:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def ending(state: State) -> str:
+    """Return how a run ended: `completed after 0:12: not solved`."""
+    reasons = dict.fromkeys(text for text in (state.reason, verdict(state)) if text)
+    return f"{state.status} after {duration(state.clocks.seconds)}" + f": {', '.join(reasons)}" * bool(reasons)
+
+
+def verdict(state: State) -> str | None:
+    """Return "solved" or "not solved" if the run has a target, see `rein.solved`; otherwise None."""
+    if "solved" in state.memory:
+        return "solved"
+    return "not solved" if any(key.startswith(UNSOLVED) for key in state.memory) else None

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from rein.handlers.output import UNSOLVED
 from rein.loop import Loop
 from rein.loop.state import State
-
-UNSOLVED = "unsolved/"  # prefix of keys in `state.memory` for rules not yet met
 
 
 def solved(

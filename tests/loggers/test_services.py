@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from rein.handlers.loggers.attach import Axis, attach
 from rein.handlers.loggers.mlflow import MlflowLogger
 from rein.handlers.loggers.tensorboard import TensorBoardLogger
 from rein.handlers.loggers.wandb import WandbLogger
+from rein.handlers.output import grouped
 
 POINTS = [(4, 1.5), (8, 5.5), (12, 9.5)]  # iterations, and the mean over an epoch
 
@@ -60,11 +62,11 @@ def test_tensorboard_writes_scalars_and_hides_later_points(
     assert calls == [
         ("open", there, 4),
         ("run", 4),
-        *(("loss, total", *point) for point in POINTS),
+        *(("train/loss, total", *point) for point in POINTS),
         "close",
     ]
     loop.run(epochs=4)
-    assert calls[6:] == [("open", there, 16), ("loss, total", 16, 13.5), "close"]
+    assert calls[6:] == [("open", there, 16), ("train/loss, total", 16, 13.5), "close"]
 
 
 @pytest.mark.parametrize(
@@ -134,8 +136,8 @@ def test_wandb_continues_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
     attach(loop, WandbLogger(project="mine", clock="iterations"))
     loop.run()
     assert calls[:2] == [{"project": "mine"}, (3, True)] and calls[-1] == 0
-    assert [(step, values["loss, total"]) for step, values in calls[2:-1]] == POINTS
-    assert all("never" not in values and values["clocks/iterations"] == step for step, values in calls[2:-1])
+    assert [(step, values["train/loss, total"]) for step, values in calls[2:-1]] == POINTS
+    assert all("train/never" not in values and values["clocks/iterations"] == step for step, values in calls[2:-1])
     loop.run(epochs=4)
     assert calls[6] == {"project": "mine", "id": "abc", "resume": "allow"}
 
@@ -155,7 +157,7 @@ class MlflowClient:
         self.experiments[name] = SimpleNamespace(experiment_id="7")
         return "7"
 
-    def create_run(self, experiment_id: str) -> Any:
+    def create_run(self, experiment_id: str, tags: Mapping[str, str], run_name: str | None) -> Any:
         self.calls.append(("run of", experiment_id))
         return SimpleNamespace(info=SimpleNamespace(run_id="abc"))
 
@@ -245,11 +247,11 @@ def test_mlflow_creates_and_continues_a_run(fake_mlflow: None) -> None:
     client: Any = mlflow._client
     attach(loop, mlflow)
     loop.run()
-    points = [("abc", "loss_ total", *point) for point in POINTS]
+    points = [("abc", "train/loss_ total", *point) for point in POINTS]
     assert client.calls == [("run of", "7"), *points, ("abc", "FINISHED")]
     assert mlflow.run_id == "abc"
     loop.run(epochs=4)
-    assert client.calls[5:] == [("abc", "RUNNING"), ("abc", "loss_ total", 16, 13.5), ("abc", "FINISHED")]
+    assert client.calls[5:] == [("abc", "RUNNING"), ("abc", "train/loss_ total", 16, 13.5), ("abc", "FINISHED")]
 
 
 @pytest.mark.parametrize(
@@ -268,3 +270,19 @@ def test_missing_package_and_unknown_clock_raise(
         kind(*arguments)
     with pytest.raises(ValueError, match=r"clock='steps'\): unknown clock; the clocks are env_steps"):
         kind(*arguments, clock="steps")
+
+
+@pytest.mark.parametrize(
+    ("metric", "name"),
+    [
+        ("episode_return_100", "train/episode_return_100"),
+        ("policy_loss", "loss/policy"),
+        ("loss", "loss/loss"),
+        ("evaluation_return_std", "evaluation/return_std"),
+        ("critics_grad_norm", "norm/critics_grad"),
+        ("updates_per_second", "time/updates_per_second"),
+        ("mine/loss", "mine/loss"),
+    ],
+)
+def test_services_group_metrics_by_name(metric: str, name: str) -> None:
+    assert grouped(metric) == name

@@ -5,11 +5,16 @@ from __future__ import annotations
 import importlib
 import math
 import re
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from rein.files import absolute
 from rein.handlers.loggers.attach import Axis
+from rein.handlers.loggers.media import Image, Video
+from rein.handlers.output import grouped
 
 _STATUS = {"failed": "FAILED", "interrupted": "KILLED"}  # any other status is FINISHED
 _PARAMETERS = 100  # MLflow's maximum per request
@@ -22,7 +27,10 @@ class MlflowLogger:
 
     Example::
 
-        MlflowLogger("cartpole", tracking_uri="sqlite:///mlflow.db")
+        MlflowLogger("cartpole", tracking_uri="sqlite:///mlflow.db", run_name="seed 0", tags={"purpose": "baseline"})
+
+    Metrics are grouped by their names, as in `TensorBoardLogger`: `train/episode_return`, `loss/policy`, ... Texts,
+    images and videos are artifacts of the run.
 
     The MLflow run is created when the loop starts, with the configuration as its parameters. NaN is not logged. The run
     is RUNNING while the loop runs, then FAILED if the loop failed, KILLED if it was interrupted, and otherwise
@@ -31,6 +39,9 @@ class MlflowLogger:
     Args:
         experiment: Name of the experiment.
         tracking_uri: MLflow server or store.
+        run_name: Name of a new run. Default: a name that MLflow chooses.
+        tags: Tags of a new run.
+        artifacts: Files and folders that are uploaded when the loop ends, such as `["runs/cartpole/metrics.csv"]`.
         run_id: Existing run to continue; its parameters are not changed. The attribute `run_id` is the id of the
             current run.
         clock: Clock of the x axis. Default: `env_steps`, or `iterations` if no environment has been stepped at the
@@ -46,6 +57,9 @@ class MlflowLogger:
         experiment: str,
         *,
         tracking_uri: str | None = None,
+        run_name: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        artifacts: Sequence[str | Path] = (),
         run_id: str | None = None,
         clock: str | None = None,
     ) -> None:
@@ -57,7 +71,8 @@ class MlflowLogger:
             raise ImportError(f"MlflowLogger needs MLflow: pip install mlflow ({error})") from error
         self.run_id = run_id
         self._client, self._entities = mlflow.MlflowClient(tracking_uri), entities
-        self._experiment = experiment
+        self._experiment, self._name, self._tags = experiment, run_name, dict(tags or {})
+        self._artifacts = [absolute(path) for path in artifacts]
         self._running = False
         self._parameters: dict[str, str] = {}
         self._status: str | None = None
@@ -74,16 +89,40 @@ class MlflowLogger:
         """Log one value per metric."""
         self.begin()
         now, step = int(time.time() * 1000), self._axis.step(clocks)
-        known = {_ODD.sub("_", name): value for name, value in metrics.items() if not math.isnan(value)}
+        known = {_ODD.sub("_", grouped(name)): value for name, value in metrics.items() if not math.isnan(value)}
         points = [self._entities.Metric(name, value, now, step) for name, value in known.items()]
         self._client.log_batch(self.run_id, metrics=points)
 
+    def write_text(self, clocks: Mapping[str, float], name: str, text: str) -> None:
+        """Store a text as the artifact `<name>/<step>.txt`."""
+        self.begin()
+        self._client.log_text(self.run_id, text, f"{_path(name)}/{self._axis.step(clocks)}.txt")
+
+    def write_image(self, clocks: Mapping[str, float], name: str, image: Image) -> None:
+        """Store an image as the artifact `<name>/<step>.png`."""
+        self._store(clocks, name, "png", image.png())
+
+    def write_video(self, clocks: Mapping[str, float], name: str, video: Video) -> None:
+        """Store a video as the artifact `<name>/<step>.gif`."""
+        self._store(clocks, name, "gif", video.gif())
+
+    def _store(self, clocks: Mapping[str, float], name: str, ending: str, content: bytes) -> None:
+        self.begin()
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / f"{self._axis.step(clocks)}.{ending}"
+            file.write_bytes(content)
+            self._client.log_artifact(self.run_id, str(file), _path(name))
+
     def close(self) -> None:
-        """Mark the run as ended. Another `write` continues it."""
+        """Upload the artifacts and mark the run as ended. Another `write` continues it."""
         status, self._status = self._status, None
         if self._running:
-            self._client.set_terminated(self.run_id, _STATUS.get(status or "", "FINISHED"))
             self._running = False
+            try:
+                for path in self._artifacts:
+                    self._client.log_artifact(self.run_id, str(path))
+            finally:
+                self._client.set_terminated(self.run_id, _STATUS.get(status or "", "FINISHED"))
 
     def begin(self) -> None:
         """Create the run, or mark it as running again."""
@@ -92,10 +131,15 @@ class MlflowLogger:
         if self.run_id is None:
             found = self._client.get_experiment_by_name(self._experiment)
             experiment_id = found.experiment_id if found else self._client.create_experiment(self._experiment)
-            self.run_id = self._client.create_run(experiment_id).info.run_id
+            self.run_id = self._client.create_run(experiment_id, tags=self._tags, run_name=self._name).info.run_id
             params = [self._entities.Param(name, value) for name, value in self._parameters.items()]
             for first in range(0, len(params), _PARAMETERS):
                 self._client.log_batch(self.run_id, params=params[first : first + _PARAMETERS])
         else:
             self._client.update_run(self.run_id, status="RUNNING")
         self._running = True
+
+
+def _path(name: str) -> str:
+    """Return the name as the path of an artifact, without empty parts, `.` and `..`."""
+    return "/".join(part for part in _ODD.sub("_", name).split("/") if part.strip(".")) or "_"
