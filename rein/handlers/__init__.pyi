@@ -12,6 +12,7 @@ from rein.handlers.monitor import reduce_learning_rate as reduce_learning_rate
 from rein.handlers.profile import profile as profile
 from rein.handlers.progress import progress as progress
 from rein.handlers.resources import guard_resources as guard_resources
+from rein.handlers.resources import resource_usage as resource_usage
 from rein.handlers.solved import solved as solved
 from rein.handlers.stop_at import stop_at as stop_at
 from rein.handlers.timing import timing as timing

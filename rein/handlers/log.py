@@ -1,4 +1,4 @@
-"""Write a line when an event fires."""
+"""Write a table of metrics, or a custom line, when an event fires."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from rein.handlers.output import write_line
+from rein.handlers.output import ending, short_number, table, verdict, width_of, write_line
 from rein.loop import Loop
 from rein.loop.state import State
 
@@ -21,14 +21,17 @@ def log(
     file: TextIO | None = None,
     **filters: Any,
 ) -> None:
-    """Write `message(state)` as a line to `file` when `event` fires.
+    """Write a table of all metrics, or the line `message(state)`, to `file` when `event` fires.
+
+    Metrics are grouped by their names, and NaN is left out. The last line of a run with a target says whether it was
+    reached, see `rein.solved`.
 
     A line that cannot be written does not end the run: the first such error is logged. Characters that the encoding of
     the file lacks are escaped. An error in `message` ends the run, as in any handler.
 
     Args:
         loop: Loop to attach to.
-        message: Function of the state that returns the line. Default: `default_message`.
+        message: Function of the state that returns the line. Default: counters and a table of the metrics.
         event: Name of the event.
         file: Open text file. Default: standard output.
         **filters: Filters of the event, such as `every=10`.
@@ -36,35 +39,37 @@ def log(
     Raises:
         TypeError: If `message` is not a function, or at a firing if it does not return a string.
     """
-    text_of = default_message if message is None else message
-    if not callable(text_of):
+    if message is not None and not callable(message):
         raise TypeError(f"log(message=...): expected a function of the state that returns a line, got {message!r}")
 
     failed = False
 
-    @loop.event(event)(**filters)
-    def write_message(state: State) -> None:
+    def write(text: str) -> None:
         nonlocal failed
-        text = text_of(state)
-        if not isinstance(text, str):
-            raise TypeError(f"log: message(state) returned {text!r}; it must return a string")
         error = write_line(text, file)
         if error is not None and not failed:
             failed = True
             logger.warning("log: a line could not be written (%r); the run continues", error)
 
+    @loop.event(event)(**filters)
+    def write_message(state: State) -> None:
+        text = default_message(state, width_of(file)) if message is None else message(state)
+        if not isinstance(text, str):
+            raise TypeError(f"log: message(state) returned {text!r}; it must return a string")
+        write(text)
 
-def default_message(state: State) -> str:
-    """Return counters and metrics: `epoch 3  iteration 200  env_steps 12,800  episode_return -10.25`."""
-    values: dict[str, float] = {"epoch": state.epoch, "iteration": state.iteration}
-    if state.clocks.env_steps:
-        values["env_steps"] = state.clocks.env_steps
-    values.update(state.metrics)
-    return "  ".join(f"{name} {_short(value)}" for name, value in values.items())
+    def write_ending(loop: Loop, state: State) -> None:
+        if message is None and verdict(state) is not None:
+            write(ending(state))
+
+    for final in (loop.completed, loop.halted, loop.failed):
+        final.observe(write_ending)
 
 
-def _short(value: float) -> str:
-    """Format whole numbers in full and others with five digits."""
-    if float(value).is_integer() and abs(value) < 1e15:
-        return f"{int(value):,}"
-    return f"{value:,.5g}"
+def default_message(state: State, width: int) -> str:
+    """Return counters, and a table of the metrics that fits into `width` columns."""
+    counters = {"epoch": state.epoch, "iteration": state.iteration, "env_steps": state.clocks.env_steps}
+    title = "  ".join(
+        f"{name} {short_number(count)}" for name, count in counters.items() if count or name != "env_steps"
+    )
+    return table(title, state.metrics, width)

@@ -12,6 +12,7 @@ from rein.loop.state import State
 
 UNSOLVED = "unsolved/"  # prefix of keys in `state.memory` for targets of `solved` that are not met yet
 GROUPS = ("train", "evaluation", "loss", "norm", "time")  # in the order of tables
+_FIRST = ("episode_", "world_", "return_")  # of the group "train"
 _RESOURCES = ("cpu_cores", "memory_gb", "gpu_memory_gb")
 
 
@@ -53,26 +54,31 @@ def grouped(metric: str) -> str:
 
 
 def table(title: str, metrics: Mapping[str, float], width: int) -> str:
-    """Return the title, and below it a row or more of names and values for each group of metrics.
+    """Return the title, and below it names and values for each group of metrics, in as many columns as fit.
 
-    All columns have the same width, and as many columns as fit into `width` are used. NaN is left out.
+    NaN is left out.
     """
-    groups: dict[str, dict[str, str]] = {group: {} for group in GROUPS}
+    groups: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
     for metric, value in metrics.items():
         group, _, name = grouped(metric).partition("/")
         if not math.isnan(value):
-            groups.setdefault(group, {})[name] = short_number(value)
+            groups.setdefault(group, []).append((name.replace("_per_second", "/s"), short_number(value)))
     groups = {group: cells for group, cells in groups.items() if cells}
-    label = max(map(len, groups), default=0) + 2
-    names = max((len(name) for cells in groups.values() for name in cells), default=0)
-    values = max((len(value) for cells in groups.values() for value in cells.values()), default=0)
-    columns = max(1, (width - label - 2 + 3) // (names + 2 + values + 3))
+    if not groups:
+        return title
+    groups.get("train", []).sort(key=lambda cell: not cell[0].startswith(_FIRST))
+    label, columns, sizes = max(map(len, groups)) + 2, 1, [(0, 0)]
+    for columns in range(max(map(len, groups.values())), 0, -1):  # the largest number that fits, or 1
+        pairs = [[pair for cells in groups.values() for pair in cells[n::columns]] for n in range(columns)]
+        sizes = [(max(len(name) for name, _ in pair), max(len(value) for _, value in pair)) for pair in pairs]
+        if 2 + label + sum(name + value + 5 for name, value in sizes) - 3 <= width:
+            break
     lines = [title]
     for group, cells in groups.items():
-        texts = [f"{name:<{names}}  {value:>{values}}" for name, value in cells.items()]
-        for first in range(0, len(texts), columns):
-            row = "   ".join(texts[first : first + columns])
-            lines.append(f"  {'' if first else group:<{label}}{row}".rstrip())
+        for first in range(0, len(cells), columns):
+            row = zip(cells[first : first + columns], sizes, strict=False)  # the last row may be shorter
+            texts = [f"{name:<{names}}  {value:>{values}}" for (name, value), (names, values) in row]
+            lines.append(f"  {'' if first else group:<{label}}{'   '.join(texts)}".rstrip())
     return "\n".join(lines)
 
 
@@ -84,10 +90,10 @@ def width_of(file: TextIO | None) -> int:
 
 
 def short_number(value: float) -> str:
-    """Format whole numbers in full and others with five digits."""
+    """Format whole numbers in full, and others with four digits, or five from 1,000."""
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}"
-    return f"{value:,.5g}"
+    return f"{value:,.5g}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:

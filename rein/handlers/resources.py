@@ -1,13 +1,16 @@
-"""Interrupt a run before the disk or the memory is full."""
+"""Report the use of processor and memory, and interrupt a run before the disk or the memory is full."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from rein.files import absolute
 from rein.loop import Loop
@@ -39,6 +42,30 @@ def guard_resources(
         for reason in _shortages(folder, disk, memory):
             logger.warning("%s; the run is interrupted", reason)
             loop.interrupt(reason)
+
+
+def resource_usage(loop: Loop, **filters: Any) -> None:
+    """Report the use of processor and memory at the end of epochs.
+
+    The metrics are `cpu_cores`, the mean number of processor cores in use by this process since the last report,
+    `memory_gb`, its resident memory, and with CUDA `gpu_memory_gb`, the memory of its tensors on the current device.
+    Child processes are not included. `filters` select the epochs, such as `every=10`.
+    """
+    last = [0.0, 0.0]  # wall-clock and processor seconds
+
+    @loop.started
+    def begin(state: State) -> None:
+        last[:] = time.perf_counter(), time.process_time()
+
+    @loop.epoch_completed(**filters)
+    @loop.epoch_halted(**filters)
+    def report(state: State) -> None:
+        now = time.perf_counter(), time.process_time()
+        state.metrics["cpu_cores"] = (now[1] - last[1]) / (now[0] - last[0])
+        state.metrics["memory_gb"] = resident_bytes() / 1e9
+        if torch.cuda.is_initialized():
+            state.metrics["gpu_memory_gb"] = torch.cuda.memory_allocated() / 1e9
+        last[:] = now
 
 
 def _shortages(path: Path, disk: float, memory: float | None) -> Iterator[str]:

@@ -12,19 +12,20 @@ _BEGAN = "timing/began"  # key of state.memory: clocks at the start of the epoch
 _CLOCKS = ("env_steps", "updates")
 
 
-def timing(loop: Loop) -> None:
+def timing(loop: Loop, *, phases: bool = False) -> None:
     """Sum the seconds between events of an iteration over each epoch, in `state.times[<event>]`.
 
     A phase ends when the handlers of its event have run. The phase `iteration_started` includes fetching the batch. The
     end events of the epoch also provide `state.times["epoch"]` and the metrics `iterations_per_second`,
     `env_steps_per_second` and `updates_per_second`. Times are measured on the host, without synchronizing with a GPU.
-    Events defined during a run are timed from the next run on.
+    Events defined during a run are timed from the next run on. `phases` also provides the seconds of each phase as the
+    metrics `seconds_<event>`.
 
     Raises ValueError if the loop is already timed.
     """
     if any(isinstance(getattr(handler, "__self__", None), _Stopwatch) for handler in loop.started.handlers):
         raise ValueError("timing(loop): the loop is already timed; attach timing once")
-    watch = _Stopwatch(loop)
+    watch = _Stopwatch(loop, phases)
     loop.started.attach(watch.start)
     loop.on("epoch_completed", "epoch_halted")(watch.report)  # before handlers of epoch_ended read it
 
@@ -32,8 +33,8 @@ def timing(loop: Loop) -> None:
 class _Stopwatch:
     """Time of the last event, and the timed events."""
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    def __init__(self, loop: Loop, phases: bool) -> None:
+        self._loop, self._phases = loop, phases
         self._attached: set[str] = set(_UNTIMED)
         self._last = 0.0
 
@@ -63,3 +64,5 @@ class _Stopwatch:
         state.metrics["iterations_per_second"] = state.iteration / seconds
         for name, began in state.memory.pop(_BEGAN, {}).items():
             state.metrics[f"{name}_per_second"] = (getattr(state.clocks, name) - began) / seconds
+        if self._phases:
+            state.metrics.update({f"seconds_{name}": spent for name, spent in state.times.items() if name != "epoch"})

@@ -26,6 +26,7 @@ from rein.handlers.describe import describe
 from rein.handlers.loggers.csv import CSVLogger
 from rein.handlers.progress import is_interactive
 from rein.handlers.progress import progress as show_progress
+from rein.handlers.run_log import run_log
 from rein.handlers.stop_at import stop_at
 from rein.loop import Loop, checks
 from rein.loop.events import Event
@@ -422,11 +423,12 @@ def own_store(loop: Loop, store: Store | str | Path) -> None:
     describe_run(loop, store)
 
 
-def describe_run(loop: Loop, store: Store) -> None:
-    """Write `run.json` and the metrics of a run if the store has a folder."""
+def describe_run(loop: Loop, store: Any) -> None:
+    """Write `run.json`, `run.log` and the metrics of a run if the store has a folder."""
     if hasattr(store, "write_run"):
         describe(loop, store)
         record_metrics(loop, store)
+        run_log(loop, store.path / "run.log")
 
 
 def record_metrics(loop: Loop, store: Any) -> None:

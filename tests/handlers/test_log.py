@@ -8,6 +8,8 @@ import os
 import pytest
 
 from rein.handlers.log import log
+from rein.handlers.output import table
+from rein.handlers.solved import solved
 from rein.loop import Loop
 from rein.loop.state import State
 
@@ -20,7 +22,7 @@ def lines(loop: Loop, epochs: int = 1, iterations: int = 1, **options: object) -
     return file.getvalue().splitlines()
 
 
-def test_default_line_has_counters_and_all_metrics() -> None:
+def test_default_table_has_counters_and_all_metrics() -> None:
     def step(state: State) -> None:
         state.clocks.advance(env_steps=64)
         state.metrics["episode_return"] = -10.25
@@ -28,8 +30,12 @@ def test_default_line_has_counters_and_all_metrics() -> None:
     loop = Loop(step)
     loop.metric("loss", lambda state: 1 / 3)
     written = lines(loop, epochs=3, iterations=200)
-    assert written[-1] == "epoch 3  iteration 200  env_steps 38,400  loss 0.33333  episode_return -10.25"
-    assert len(written) == 3
+    assert written[-3:] == [
+        "epoch 3  iteration 200  env_steps 38,400",
+        "  train  episode_return  -10.25",
+        "  loss   loss            0.3333",
+    ]
+    assert len(written) == 9
 
 
 @pytest.mark.parametrize(
@@ -40,7 +46,6 @@ def test_default_line_has_counters_and_all_metrics() -> None:
         (12345.678, "12,346"),
         (1.25e-7, "1.25e-07"),
         (1e300, "1e+300"),
-        (math.nan, "nan"),
         (math.inf, "inf"),
         (-math.inf, "-inf"),
     ],
@@ -48,7 +53,32 @@ def test_default_line_has_counters_and_all_metrics() -> None:
 def test_numbers_are_short_and_readable(value: float, text: str) -> None:
     loop = Loop(lambda state: None)
     loop.metric("value", lambda state: value, reduce="last")
-    assert lines(loop) == [f"epoch 1  iteration 1  value {text}"]
+    assert lines(loop) == ["epoch 1  iteration 1", f"  train  value  {text}"]
+
+
+METRICS = {"episode_return": 475.0, "entropy": 0.5, "policy_loss": -0.001, "value_loss": 12.5, "kl": math.nan}
+METRICS |= {"updates_per_second": 1234.5, "mine/score": 3.0, "evaluation_return": 500.0}
+
+
+@pytest.mark.parametrize("width", [20, 60, 80, 140])
+def test_table_groups_metrics_and_fits_the_width(width: int) -> None:
+    title, *rows = table("epoch 1", METRICS, width).splitlines()
+    assert title == "epoch 1"
+    assert [row.split()[0] for row in rows if row[2] != " "] == ["train", "evaluation", "loss", "time", "mine"]
+    assert (len(rows) == 5) == (width >= 60), "one row per group if two columns fit"
+    assert max(map(len, rows)) <= max(width, 40)
+    assert "kl" not in "".join(rows)
+    assert len({row.index(text) for row in rows for text in ("policy", "return ", "updates/s") if text in row}) <= 2
+
+
+@pytest.mark.parametrize(("stops", "last"), [(1, "not solved"), (3, "solved")])
+def test_last_line_says_whether_the_target_was_reached(stops: int, last: str) -> None:
+    loop = Loop(lambda state: None)
+    loop.metric("score", lambda state: state.epoch)
+    solved(loop, "score", at_least=2.5)
+    written = lines(loop, epochs=stops)
+    assert written[-1].endswith(f": {last}")
+    assert "after 0:00" in written[-1]
 
 
 def test_loop_without_environments_omits_env_steps() -> None:
@@ -134,7 +164,7 @@ def test_characters_outside_the_encoding_are_escaped() -> None:
     loop.metric("\N{GREEK SMALL LETTER LAMDA}", lambda state: 1.0)
     log(loop, file=io.TextIOWrapper(data, encoding="ascii"))
     assert loop.run(iterations=1).status == "completed"
-    assert data.getvalue() == b"epoch 1  iteration 1  \\u03bb 1\n"
+    assert data.getvalue() == b"epoch 1  iteration 1\n  train  \\u03bb  1\n"
 
 
 def test_invalid_options_raise() -> None:

@@ -168,3 +168,13 @@ def test_timing_a_loop_twice_raises() -> None:
 
 def test_untimed_loop_has_no_phases() -> None:
     assert set(Loop(lambda state: None).run(iterations=3).times) == {"epoch"}
+
+
+@pytest.mark.parametrize("phases", [False, True])
+def test_phases_are_optional_metrics(clock: Clock, phases: bool) -> None:
+    loop = make(clock)
+    timing(loop, phases=phases)
+    loop.run()
+    metrics = loop.state.history[-1].metrics
+    expected = {"seconds_halfway": 5.0, "seconds_iteration_completed": 5.0} if phases else {}
+    assert {name: metrics[name] for name in metrics if name.startswith("seconds_") and metrics[name]} == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,6 @@ def run(logger: Any) -> None:
 def test_tensorboard_reads_metrics_options_and_media(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.plugins.hparams import plugin_data_pb2
 
     run(TensorBoardLogger(tmp_path))
     events = EventAccumulator(str(tmp_path), size_guidance={"histograms": 0, "images": 0})
@@ -55,8 +55,9 @@ def test_tensorboard_reads_metrics_options_and_media(tmp_path: Path, caplog: pyt
         assert [image.encoded_image_string[:4] for image in events.Images(name)] == [kind] * 2
         assert (events.Images(name)[0].width, events.Images(name)[0].height) == (8, 6)
     assert {"run/text_summary", "notes/epoch/text_summary"} <= {*events.Tags()["tensors"]}
+    plugin_data: Any = importlib.import_module("tensorboard.plugins.hparams.plugin_data_pb2")
     hyper = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    started = plugin_data_pb2.HParamsPluginData.FromString(hyper).session_start_info
+    started = plugin_data.HParamsPluginData.FromString(hyper).session_start_info
     assert started.hparams["part.gamma"].number_value == 0.9 and started.hparams["part.name"].string_value == "mine"
     assert "versions.rein" not in started.hparams
     assert len([*tmp_path.iterdir()]) == 1, "no second folder"

@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+import rein
+
+
+def test_resource_usage_reports_processor_and_memory() -> None:
+    loop = rein.Loop(lambda state: sum(range(1000)), epochs=4, iterations=3)
+    rein.resource_usage(loop, every=2)
+    loop.run()
+    reported = [{"cpu_cores", "memory_gb"} <= record.metrics.keys() for record in loop.state.history]
+    assert reported == [False, True, False, True]
+    last = loop.state.history[-1].metrics
+    assert last["cpu_cores"] >= 0 and 0.001 < last["memory_gb"] < 1000
