@@ -6,6 +6,7 @@ from rein.handlers.guards import UpdateGuard as UpdateGuard
 from rein.handlers.guards import guard_data as guard_data
 from rein.handlers.guards import guard_updates as guard_updates
 from rein.handlers.interrupts import interrupts as interrupts
+from rein.handlers.live_plot import live_plot as live_plot
 from rein.handlers.log import log as log
 from rein.handlers.monitor import monitor as monitor
 from rein.handlers.monitor import reduce_learning_rate as reduce_learning_rate

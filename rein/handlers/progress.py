@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal or in a notebook, plain lines elsewhere."""
+"""Progress of a run: a panel on a terminal, a bar in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ import html
 import math
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TextIO
 
-from rein.handlers.output import write_line
+from rein.handlers.output import UNSOLVED, duration, ending, grouped, in_notebook, short_number, write_line
 from rein.loop import Loop
 from rein.loop.clocks import CLOCKS
-from rein.loop.state import State
+from rein.loop.state import INTERRUPT, State
 
-BAR_SECONDS = 0.2  # between two drawings of the bar
+BAR_SECONDS = 0.2  # between two drawings of the bar or the panel
 LINE_SECONDS = 5.0  # between two plain lines
 WINDOW = 100  # number of drawings over which the rate is computed
+CURVE = 40  # number of epochs in the curve of returns
+LEAST_COLUMNS, LEAST_ROWS = 60, 12  # smallest terminal with a panel
+MOST_COLUMNS = 100  # of the panel
+RATES = ("env_steps", "updates", "episodes")  # clocks whose rates the panel shows
+BLOCKS = "▁▂▃▄▅▆▇█"
 GOES_FIRST = ("rate", "share", "return", "count")  # parts dropped first in a narrow terminal
 
 
@@ -31,9 +37,10 @@ def progress(
 ) -> None:
     """Show the progress of a run on `file`, with its rate, the latest `episode_return` and the time left.
 
-    A terminal shows a bar. Other files receive a line every few seconds and one at the end. In a notebook, the default
-    is an HTML bar in the cell's output; a saved notebook keeps its last state. Clocks and metrics are read only when
-    drawing.
+    A terminal shows a bar, and around it a panel with the target of `rein.solved`, the returns of the last epochs as a
+    curve, the last evaluation, losses and rates. The last line says whether the target was reached. Other files receive
+    a line every few seconds and one at the end. In a notebook, the default is an HTML bar in the cell's output; a saved
+    notebook keeps its last state. Clocks and metrics are read only when drawing.
 
     Args:
         loop: Loop to observe.
@@ -61,12 +68,7 @@ def progress(
 
 def is_interactive() -> bool:
     """Return whether standard output is a terminal or the output of a notebook."""
-    return _in_notebook() or (sys.stdout is not None and sys.stdout.isatty())
-
-
-def _in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
-    return "ipykernel" in sys.modules and sys.modules["IPython"].get_ipython() is not None
+    return in_notebook() or (sys.stdout is not None and sys.stdout.isatty())
 
 
 class _Sample(NamedTuple):
@@ -85,17 +87,19 @@ class _Display:
         self._screen: _Bar | _Html | _Lines | None = None
         self._due = math.inf
         self._samples: collections.deque[_Sample] = collections.deque(maxlen=WINDOW)
+        self._clocks: collections.deque[tuple[float, dict[str, int]]] = collections.deque(maxlen=WINDOW)
         self._episode_return = math.nan
 
     def begin(self, loop: Loop, state: State) -> None:
         """Start the display. Observer of `started`."""
         self._close()
         file = sys.stdout if self._file is None else self._file
-        if self._file is None and _in_notebook():
+        if self._file is None and in_notebook():
             self._screen = _Html(self._description)
         else:
             self._screen = _Bar(file, self._description) if _draws_bars(file) else _Lines(file, self._description)
         self._samples.clear()
+        self._clocks.clear()
         self._episode_return = math.nan
         first = self._sample(state)
         self._screen.begin(first.done, self._text(first))
@@ -105,7 +109,8 @@ class _Display:
         if time.perf_counter() >= self._due and self._screen is not None:
             sample = self._sample(state)
             self._read_return(state)
-            self._screen.draw(sample.done, f"{self._text(sample)}{self._left(sample)}")
+            rows = self._rows(state) if self._screen.has_rows else {}
+            self._screen.draw(sample.done, f"{self._text(sample)}{self._left(sample)}", rows, _signalled(state))
 
     def end(self, loop: Loop, state: State) -> None:
         """Draw a last time and release the terminal. Observer of the final events."""
@@ -114,9 +119,7 @@ class _Display:
         try:
             sample = self._sample(state)
             self._read_return(state)
-            ending = f"{state.status} after {_duration(state.clocks.seconds)}"
-            ending += f": {state.reason}" if state.reason else ""
-            self._screen.end(sample.done, self._parts(sample), ending)
+            self._screen.end(sample.done, self._parts(sample), ending(state), _signalled(state))
         finally:
             self._close()
 
@@ -158,17 +161,74 @@ class _Display:
         if not sample.done > first.done:
             return ""
         seconds = (sample.seconds - first.seconds) * (1.0 - sample.done) / (sample.done - first.done)
-        return f"  {_duration(seconds)} left"
+        return f"  {duration(seconds)} left"
+
+    def _rows(self, state: State) -> dict[str, str]:
+        """Return the rows of the panel: the target, and the returns, losses and rates of the last epochs."""
+        rows = {"target": _target(state), "returns": _curve(state), "evaluation": _evaluation(state)}
+        if state.history:
+            metrics = state.history[-1].metrics
+            losses = {grouped(name).partition("/")[2]: name for name in metrics if grouped(name).startswith("loss/")}
+            rows["loss"] = "   ".join(f"{short} {short_number(metrics[name])}" for short, name in losses.items())
+        rows["speed"] = "   ".join(self._rates(state))
+        return {label: text for label, text in rows.items() if text}
+
+    def _rates(self, state: State) -> Iterator[str]:
+        """Yield the rates of other clocks than the one on the bar, since the first drawing in the window."""
+        clocks = {name: getattr(state.clocks, name) for name in RATES if name != self._unit}
+        self._clocks.append((time.perf_counter(), clocks))
+        (began, first), (now, _) = self._clocks[0], self._clocks[-1]
+        for name, count in clocks.items():
+            if count > first[name]:
+                yield f"{short_number(float(f'{(count - first[name]) / (now - began):.3g}'))} {name}/s"
+
+
+def _signalled(state: State) -> bool:
+    """Return whether a signal has ended the run, so that `interrupts` has written to the terminal."""
+    return INTERRUPT in state.halts and str(state.reason).startswith("interrupted by")
+
+
+def _target(state: State) -> str:
+    """Return the target of `solved`, and the last value of its metric."""
+    records = [state.memory["solved"]] if "solved" in state.memory else []
+    records += [record for key, record in state.memory.items() if key.startswith(UNSOLVED)]
+    if not records:
+        return ""
+    rule = records[0]
+    value = state.history[-1].metrics.get(rule["metric"], math.nan) if state.history else math.nan
+    reached = "reached" if "solved" in state.memory else f"now {short_number(value)}" * (not math.isnan(value))
+    return f"{rule['metric']} ≥ {short_number(rule['at_least'])}   {reached}".rstrip()
+
+
+def _curve(state: State) -> str:
+    """Return the mean returns of the last epochs as blocks, with the smallest and the largest."""
+    last = list(state.history)[-CURVE:]
+    values = [value for record in last if not math.isnan(value := record.metrics.get("episode_return", math.nan))]
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return ""
+    low, high = min(values), max(values)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    blocks = "".join(BLOCKS[round((value - low) * scale)] for value in values)
+    return f"{blocks}   {short_number(low)} to {short_number(high)}"
+
+
+def _evaluation(state: State) -> str:
+    """Return the mean and the spread of the last evaluation."""
+    if (last := state.memory.get("evaluations")) is None:
+        return ""
+    spread = f" ± {short_number(last['return_std'])}" if last["return_std"] else ""
+    return f"{short_number(last['return'])}{spread}   {last['episodes']} episodes"
 
 
 class _Bar:
-    """Bar that is drawn over itself. Other output is printed above it."""
+    """Bar that is drawn over itself, within a panel if there are rows. Other output is printed above it."""
 
-    every = BAR_SECONDS
+    every, has_rows = BAR_SECONDS, True
 
     def __init__(self, file: TextIO, description: str) -> None:
         from rich.cells import cell_len
         from rich.console import Console
+        from rich.live import Live
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
 
@@ -176,51 +236,71 @@ class _Bar:
             return TextColumn(field, markup=False, table_column=Column(no_wrap=True))
 
         label = [text("{task.description}")] if description else []
-        self._progress = Progress(
-            *label,
-            BarColumn(20),  # shrinks first in a narrow terminal
-            text("{task.fields[text]}"),
-            console=Console(file=file, force_terminal=True),
+        self._console = Console(file=file, force_terminal=True)
+        bar = BarColumn(20)  # shrinks first in a narrow terminal
+        self._progress = Progress(*label, bar, text("{task.fields[text]}"), console=self._console)
+        self._task = self._progress.add_task(description, total=None, text="")
+        self._live = Live(
+            console=self._console,
             auto_refresh=False,  # the loop draws, not a thread
             redirect_stdout=sys.stdout.isatty(),  # a redirected stdout is left alone
             redirect_stderr=sys.stderr.isatty(),
         )
-        self._task = self._progress.add_task(description, total=None, text="")
         self._length = cell_len
         self._taken = cell_len(description) + 1 if description else 0  # including a space
+        self._signalled = False
 
     def begin(self, done: float, text: str) -> None:
         """Take over the terminal."""
-        self._progress.start()
+        self._live.start()
         atexit.register(self.close)  # restores the cursor on any exit
-        self.draw(done, text)
+        self.draw(done, text, {}, False)
 
-    def draw(self, done: float, text: str) -> None:
-        """Draw the bar."""
+    def draw(self, done: float, text: str, rows: Mapping[str, str], signalled: bool) -> None:
+        """Draw the bar, and the rows if the terminal is large enough."""
+        if signalled and not self._signalled:  # draw below the message, and leave the old panel as it is
+            self._signalled, self._live._live_render._shape = True, None
         if not math.isnan(done):
             self._progress.update(self._task, total=1.0, completed=done)
-        self._progress.update(self._task, text=text, refresh=True)
+        self._progress.update(self._task, text=text)
+        width, height = self._console.size
+        bar = self._progress.get_renderable()
+        small = width < LEAST_COLUMNS or height < LEAST_ROWS or self._console.options.ascii_only
+        self._live.update(bar if small or not rows else self._panel(bar, rows), refresh=True)
 
-    def end(self, done: float, parts: dict[str, str], ending: str) -> None:
-        """Draw the bar with the ending of the run, and as many other parts as fit."""
-        room = self._progress.console.width - self._taken - 2  # at least one column of bar, and a space
+    def _panel(self, bar: Any, rows: Mapping[str, str]) -> Any:
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(no_wrap=True, style="dim")
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+        for label, text in rows.items():
+            grid.add_row(label, Text(text))
+        return Panel(Group(bar, grid), border_style="dim", width=min(self._console.width, MOST_COLUMNS))
+
+    def end(self, done: float, parts: dict[str, str], ending: str, signalled: bool) -> None:
+        """Draw the bar with the ending of the run, and as many other parts as fit. The panel disappears."""
+        room = self._console.width - self._taken - 2  # at least one column of bar, and a space
         shown = {**parts, "ending": ending}
         for name in GOES_FIRST:
             if self._length("  ".join(shown.values())) <= room:
                 break
             shown.pop(name, None)
-        self.draw(done, "  ".join(shown.values()))
+        self.draw(done, "  ".join(shown.values()), {}, signalled)
 
     def close(self) -> None:
         """Release the terminal and leave the bar visible. May be called twice."""
         atexit.unregister(self.close)
-        self._progress.stop()
+        self._live.stop()
 
 
 class _Html:
     """An HTML bar in the output of a notebook cell, replaced at each drawing. It needs no widgets."""
 
-    every = BAR_SECONDS
+    every, has_rows = BAR_SECONDS, False
 
     def __init__(self, description: str) -> None:
         self._label = [description] if description else []
@@ -232,13 +312,13 @@ class _Html:
 
         self._handle = display(self._bundle(done, text), raw=True, display_id=True)
 
-    def draw(self, done: float, text: str) -> None:
+    def draw(self, done: float, text: str, rows: Mapping[str, str], signalled: bool) -> None:
         """Replace the bar."""
         self._handle.update(self._bundle(done, text), raw=True)
 
-    def end(self, done: float, parts: dict[str, str], ending: str) -> None:
+    def end(self, done: float, parts: dict[str, str], ending: str, signalled: bool) -> None:
         """Replace the bar by its last state, which a saved notebook keeps."""
-        self.draw(done, "  ".join([*parts.values(), ending]))
+        self.draw(done, "  ".join([*parts.values(), ending]), {}, signalled)
 
     def close(self) -> None:
         """Do nothing: the bar stays visible."""
@@ -254,7 +334,7 @@ class _Html:
 class _Lines:
     """Writes a line for each drawing."""
 
-    every = LINE_SECONDS
+    every, has_rows = LINE_SECONDS, False
 
     def __init__(self, file: TextIO, description: str) -> None:
         self._file, self._label = file, [description] if description else []
@@ -262,15 +342,15 @@ class _Lines:
     def begin(self, done: float, text: str) -> None:
         """Write nothing, because nothing has happened yet."""
 
-    def draw(self, done: float, text: str) -> None:
+    def draw(self, done: float, text: str, rows: Mapping[str, str], signalled: bool) -> None:
         """Write a line."""
         error = write_line("  ".join([*self._label, text]), self._file)
         if error is not None and not isinstance(error, BrokenPipeError):  # for example when piped to `head`
             raise error
 
-    def end(self, done: float, parts: dict[str, str], ending: str) -> None:
+    def end(self, done: float, parts: dict[str, str], ending: str, signalled: bool) -> None:
         """Write all parts and the ending of the run."""
-        self.draw(done, "  ".join([*parts.values(), ending]))
+        self.draw(done, "  ".join([*parts.values(), ending]), {}, signalled)
 
     def close(self) -> None:
         """Do nothing: the last line is already written."""
@@ -280,12 +360,3 @@ def _draws_bars(file: TextIO) -> bool:
     from rich.console import Console
 
     return file.isatty() and not Console(file=file, force_terminal=True).is_dumb_terminal
-
-
-def _duration(seconds: float) -> str:
-    """Format seconds as `0:18`, `2:05:00` or `7 d 00:00:00`."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours >= 24:
-        return f"{hours // 24} d {hours % 24:02}:{minutes:02}:{seconds:02}"
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
