@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,5 +32,6 @@ def test_examples_run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkey
 
 def test_every_handler_has_a_section() -> None:
     sections = set(re.findall(r"^## (\w+)$", PAGE, re.MULTILINE))
-    described = dict.fromkeys(("guard_data", "guard_updates", "UpdateGuard"), "guards")
-    assert {described.get(name, name) for name in rein.handlers.__all__} - sections == set()
+    handlers: Any = rein.handlers
+    described: dict[str, str] = dict.fromkeys(("guard_data", "guard_updates", "UpdateGuard"), "guards")
+    assert {described.get(name, name) for name in handlers.__all__} - sections == set()
