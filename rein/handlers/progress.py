@@ -16,7 +16,7 @@ from rein.loop import Loop
 from rein.loop.clocks import CLOCKS
 from rein.loop.state import INTERRUPT, State
 
-BAR_SECONDS = 0.2  # between two drawings of the bar or the panel
+BAR_SECONDS = 0.5  # between two drawings of the bar or the panel, each of which takes about 4 ms
 LINE_SECONDS = 5.0  # between two plain lines
 WINDOW = 100  # number of drawings over which the rate is computed
 CURVE = 40  # number of epochs in the curve of returns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from collections.abc import Mapping
@@ -185,7 +186,12 @@ def test_resumed_run_writes_rows_that_were_waiting_when_it_was_killed(epoch: int
     assert rows(broken) == rows(whole)
 
 
-def test_run_is_the_same_with_loggers(tmp_path: Path) -> None:
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_parameters_are_the_same_with_loggers_and_panel(tmp_path: Path) -> None:
     parameters = []
     for logged in (False, True):
         env = rein.envs.CartPole(4, seed=0)
@@ -194,6 +200,8 @@ def test_run_is_the_same_with_loggers(tmp_path: Path) -> None:
         if logged:
             attach(loop, CSVLogger(tmp_path / "rows.csv"))
             attach(loop, Kinds(), every=2)
+            rein.progress(loop, file=Terminal())
+            rein.log(loop, file=io.StringIO())
             loop.epoch_ended(lambda state: state.log("last observations", Histogram(state.step_state.observation)))
         loop.run()
         parameters.append([parameter.clone() for parameter in agent.networks.parameters()])
