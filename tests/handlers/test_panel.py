@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import io
 import os
 import re
@@ -46,6 +48,7 @@ class Terminal:
 
     def __init__(self, columns: int) -> None:
         self.columns, self.text = columns, ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._leader, follower = pty.openpty()
         self.resize(columns)
         ready, child_ready = os.pipe()
@@ -66,27 +69,25 @@ class Terminal:
             os.close(descriptor)
         assert os.read(ready, 1) == b"r"
         os.close(ready)
-        self._read(whole=False)
+        self.read_until(r"80 env_steps[\s\S]*╯" if columns >= 60 else "80 env_steps")  # the drawing before the wait
 
     def resize(self, columns: int) -> None:
         self.columns = columns
         fcntl.ioctl(self._leader, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
 
+    def read_until(self, pattern: str) -> None:
+        """Read until the pattern occurs in the text, or to the end of the program."""
+        with contextlib.suppress(OSError):  # the program has ended
+            while not re.search(pattern, self.text) and (data := os.read(self._leader, 65536)):
+                self.text += self._decoder.decode(data)
+
     def finish(self) -> int:
         """Let the program continue, and return its exit status."""
         os.write(self._go, b"g")
-        self._read(whole=True)
+        self.read_until("(?!)")  # never occurs
         os.close(self._leader)
         os.close(self._go)
         return self.process.wait()
-
-    def _read(self, *, whole: bool) -> None:
-        os.set_blocking(self._leader, whole)
-        try:
-            while data := os.read(self._leader, 65536):
-                self.text += data.decode()
-        except OSError:  # nothing more to read, or the program has ended
-            return
 
     def screen(self) -> list[str]:
         lines, row, column = [""], 0, 0
@@ -129,6 +130,7 @@ def test_signal_leaves_its_message_and_the_terminal_in_order() -> None:
     terminal = Terminal(100)
     panel = terminal.screen()
     terminal.process.send_signal(signal.SIGINT)
+    terminal.read_until("ends it immediately")
     assert terminal.finish() == 0
     after = terminal.screen()
     assert after[: len(panel)] == panel
