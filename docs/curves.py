@@ -11,6 +11,7 @@ All curves together take about half an hour on one core. `make docs` does not ru
 agents are those of `tests/benchmarks/results.py`.
 """
 
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import argparse
@@ -274,7 +275,7 @@ def train_offline(name: str, curve: Curve, seed: int, folder: Path) -> Iterator[
     loop = pendulum_iql(data=str(data), algorithm=name, seed=seed, stop_when_solved=False)
     found: list[Point] = []
 
-    @loop.on("evaluated")
+    @loop.on("evaluation_completed")
     def collect(state: rein.State) -> None:
         found.append((state.clocks.updates, float(state.metrics["evaluation_return"])))
 

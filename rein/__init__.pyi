@@ -24,6 +24,7 @@ from rein.envs.make import make as make
 from rein.envs.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
 from rein.envs.tensors import TensorEnvironment as TensorEnvironment
 from rein.episodes import Evaluation as Evaluation
+from rein.episodes import EvaluationEvent as EvaluationEvent
 from rein.episodes import batch_step as batch_step
 from rein.episodes import evaluate as evaluate
 from rein.episodes.tournament import tournament as tournament

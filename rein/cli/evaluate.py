@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -51,6 +52,7 @@ def _options(
     seed: int | None = None,
     device: str = "cpu",
     video: Path | None = None,
+    render: Literal["human"] | None = None,
     fps: float | None = None,
     environment: str | None = None,
 ) -> None:
@@ -67,6 +69,8 @@ def _options(
         seed: seed of the episodes. Random by default, and printed.
         device: device of the agent, and of the environment if it supports it.
         video: folder for videos of all episodes.
+        render: show the episodes in a window. Only for environments of Gymnasium, which are built with
+            `render_mode="human"`.
         fps: frames per second of the videos. Default: the frame rate of the environment, or 30.
         environment: my_module:make, a function that returns environments or the loop of the run. Needed only if
             run.json cannot describe the environment; environments of rein, Gymnasium and recipes do not need it.
@@ -75,6 +79,8 @@ def _options(
         raise ValueError(f"rein evaluate: --best and --checkpoint {checkpoint} cannot be combined; give one of them")
     if fps is not None and video is None:
         raise ValueError(f"--fps {fps:g}: needs --video")
+    if video is not None and render is not None:
+        raise ValueError(f"--video {video} and --render {render} cannot be combined; give one of them")
     if episodes < 1:
         raise ValueError(f"--episodes {episodes}: must be 1 or more")
     torch.set_num_threads(1)  # one thread is fastest for small batches
@@ -84,7 +90,7 @@ def _options(
     made = None if environment is None else made_by(environment)
     itself = f"rein.evaluate(agent.policy(), environment, episodes={episodes})"
     agent = agent_of(found, described, made, device, "rein evaluate RUN", itself)
-    with contextlib.closing(_environment(described, made, episodes, device, video, fps)) as played_in:
+    with contextlib.closing(_environment(described, made, episodes, device, video, render, fps)) as played_in:
         played_in.reseed(seed)
         result = evaluate(agent.policy(deterministic=deterministic), played_in, episodes)
     mode = "deterministic" if deterministic else "with exploration"
@@ -99,16 +105,32 @@ def _best(folder: Path, metric: str | None) -> Path:
     return best_file(folder, metric) or folder
 
 
-def _environment(run: Described, made: Any, episodes: int, device: str, video: Path | None, fps: float | None) -> Any:
-    """Return the environments. A video uses a single environment, so that every episode is recorded completely."""
+def _environment(
+    run: Described, made: Any, episodes: int, device: str, video: Path | None, render: str | None, fps: float | None
+) -> Any:
+    """Return the environments. A video or a window uses a single environment, so that it shows complete episodes."""
     if video is not None and sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("MUJOCO_GL", "egl")  # otherwise MuJoCo fails without a screen
+    render_mode = render if video is None else "rgb_array"
     if made is None:
-        count = 1 if video is not None else min(episodes, _TOGETHER)
-        built = environment_of(run, num_envs=count, device=device, filming=video is not None)
+        count = min(episodes, _TOGETHER) if render_mode is None else 1
+        built = environment_of(run, num_envs=count, device=device, render_mode=render_mode)
     else:
         built = made.parts["environment"] if isinstance(made, Loop) else made
+    if render is not None:
+        _check_window(built)
     return built if video is None else RecordVideo(built, video, fps=fps)
+
+
+def _check_window(environment: Any) -> None:
+    """Raise ValueError unless the environment shows itself in a window."""
+    while hasattr(environment, "inner"):
+        environment = environment.inner
+    if getattr(environment, "render_mode", None) != "human":
+        raise ValueError(
+            f"--render human: {type(environment).__name__} was not built with render_mode='human' and opens no window; "
+            "record its episodes with --video FOLDER"
+        )
 
 
 def _table(result: Evaluation) -> Table:
@@ -116,7 +138,10 @@ def _table(result: Evaluation) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_row("episodes", f"{count:,}, {truncated:,} of them truncated")
     table.add_row("return", _statistics(result.episode_return))
+    table.add_row("", f"median {result.median_return:.6g}, interquartile mean {result.iqm_return:.6g}")
     table.add_row("length", _statistics(result.episode_length.double()))
+    if not math.isnan(result.success_rate):
+        table.add_row("success", f"{result.success_rate:.1%} of the episodes")
     return table
 
 

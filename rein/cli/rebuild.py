@@ -61,13 +61,15 @@ class Described:
             raise StoreError(f"{path}: not the folder of a run: its run.json cannot be read: {why}") from error
 
 
-def environment_of(run: Run | Described, named: str | None = None, *, filming: bool = False, **given: Any) -> Any:
+def environment_of(
+    run: Run | Described, named: str | None = None, *, render_mode: str | None = None, **given: Any
+) -> Any:
     """Build the environments of a run, by default as many as were stored.
 
     Args:
         run: the run.
         named: `module:function` that returns the environments, or a loop that has them.
-        filming: whether Gymnasium environments render.
+        render_mode: how Gymnasium environments render: "rgb_array" for videos, or "human" for a window.
         given: `num_envs` and `device`, which replace those of the run.
 
     Raises:
@@ -77,7 +79,7 @@ def environment_of(run: Run | Described, named: str | None = None, *, filming: b
         made = made_by(named)
         return made.parts["environment"] if isinstance(made, Loop) else made
     try:
-        return _built(_part(run, "environment"), {"num_envs": num_envs_of(run), **given}, filming)
+        return _built(_part(run, "environment"), {"num_envs": num_envs_of(run), **given}, render_mode)
     except _NotOurs as reason:
         why = str(reason)
     loop = recipe_loop(run, **given)
@@ -171,7 +173,7 @@ def _described(part: Any) -> dict[str, Any]:
     return {"type": kind if isinstance(kind, str) else "", "config": config if isinstance(config, Mapping) else {}}
 
 
-def _built(part: Mapping[str, Any], given: Mapping[str, Any], filming: bool, depth: int = 0) -> Any:
+def _built(part: Mapping[str, Any], given: Mapping[str, Any], render_mode: str | None, depth: int = 0) -> Any:
     kind, config = part["type"], dict(part["config"])
     if depth > _DEEPEST:
         raise _NotOurs("its environment has too many wrappers")
@@ -181,14 +183,14 @@ def _built(part: Mapping[str, Any], given: Mapping[str, Any], filming: bool, dep
         if kind != _FILMING:  # the folder in it is not used
             check_options({name: value for name, value in config.items() if name != "inner"})
         if kind in _ADAPTERS:
-            return rebuild(config, given["num_envs"], filming=filming)
+            return rebuild(config, given["num_envs"], render_mode=render_mode)
         if "inner" not in config:
             known = {name: value for name, value in given.items() if name in (*config, "num_envs")}
             if "worlds" in config:
                 agents = own_environments()[kind](**{**config, "worlds": 1}).num_envs
                 known["worlds"] = -(-known.pop("num_envs") // agents)
             return own_environments()[kind](**{**config, **known})
-        inner = _built(_described(config.pop("inner")), given, filming, depth + 1)
+        inner = _built(_described(config.pop("inner")), given, render_mode, depth + 1)
         return inner if kind == _FILMING else own_environments()[kind](inner, **config)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise _NotOurs(f"its environment cannot be rebuilt: {error}") from error

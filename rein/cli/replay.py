@@ -58,7 +58,7 @@ def _options(
         os.environ.setdefault("MUJOCO_GL", "egl")  # otherwise MuJoCo fails without a screen
     stored, target = open_run(run), None if video is None else absolute(video)
     episodes = [stored.episode(number) for number in episode]
-    built = environment_of(stored, environment, filming=video is not None)
+    built = environment_of(stored, environment, render_mode=None if video is None else "rgb_array")
     with contextlib.closing(built):
         if target is None:
             results = replay(built, episodes, run=stored)

@@ -1,6 +1,6 @@
 """Acting in environments: steps, episodes, evaluation, and checks that the parts fit together."""
 
-from rein.episodes.evaluation import Evaluation, evaluate
+from rein.episodes.evaluation import Evaluation, EvaluationEvent, evaluate
 from rein.episodes.random_policy import RandomPolicy
 from rein.episodes.recorder import Recorder
 from rein.episodes.statistics import EpisodeStatistics
@@ -10,6 +10,7 @@ __all__ = [
     "PHASES",
     "EpisodeStatistics",
     "Evaluation",
+    "EvaluationEvent",
     "RandomPolicy",
     "Recorder",
     "batch_step",

@@ -6,8 +6,9 @@ Shapes: N environments, E episodes.
 from __future__ import annotations
 
 import functools
+import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -21,9 +22,13 @@ from rein.episodes.recorder import Recorder
 from rein.episodes.step import check_part, step_active
 from rein.errors import NonFiniteError
 from rein.foreign_names import check_keywords
+from rein.ops.statistics import interquartile_mean
 from rein.ops.trees import to_device
 from rein.protocols import AgentProtocol, Environment, Policy, Replayable
 from rein.types import Tree
+
+_DTYPES = (torch.float64, torch.int64, torch.bool)
+SUCCESS = ("is_success", "success")  # entries of infos that report success, in order of preference
 
 
 class Evaluation(NamedTuple):
@@ -34,12 +39,16 @@ class Evaluation(NamedTuple):
     terminated: Tensor  # (E,) bool
     truncated: Tensor  # (E,) bool, by the environment or by the step limit
     seed: Tensor  # (E,) int64, seed of the episode; -1 if unknown
+    success: Tensor  # (E,) int64, 1 for success and 0 for failure; -1 if the environment does not report it
 
     def __repr__(self) -> str:
+        if not len(self.seed):
+            return "Evaluation(0 episodes)"
         spread = f"{self.std_return:.5g} ({self.min_return:.5g} to {self.max_return:.5g})"
+        rate = "" if math.isnan(self.success_rate) else f", success_rate {self.success_rate:.5g}"
         return (
             f"Evaluation({len(self.seed)} episodes, mean_return {self.mean_return:.5g} +- {spread}, "
-            f"mean_length {self.mean_length:.5g})"
+            f"mean_length {self.mean_length:.5g}{rate})"
         )
 
     @property
@@ -67,6 +76,21 @@ class Evaluation(NamedTuple):
         """Highest return."""
         return float(self.episode_return.max())
 
+    @property
+    def median_return(self) -> float:
+        """Median of the returns."""
+        return float(self.episode_return.quantile(0.5))
+
+    @property
+    def iqm_return(self) -> float:
+        """Interquartile mean of the returns: the mean without the lowest and the highest quarter."""
+        return float(interquartile_mean(self.episode_return.unsqueeze(1)))
+
+    @property
+    def success_rate(self) -> float:
+        """Fraction of successful episodes, as `success_rate` of Stable-Baselines3; NaN if no success is reported."""
+        return float(self.success[self.success >= 0].double().mean())
+
     def world_returns(self, environment: Environment) -> Tensor:
         """Return the sums of the returns of all agents of each multi-agent world, (K,) float64.
 
@@ -83,6 +107,15 @@ class Evaluation(NamedTuple):
         }
 
 
+class EvaluationEvent(NamedTuple):
+    """An evaluation during training: `state.evaluation` in the handlers of its events."""
+
+    name: str  # prefix of its metrics
+    epoch: int  # epoch of the evaluated parameters
+    clocks: Mapping[str, float]  # clocks of the evaluated parameters
+    result: Evaluation  # episodes so far, the newest last; all of them in `evaluation_completed`
+
+
 @check_keywords
 def evaluate(
     policy: Policy | AgentProtocol,
@@ -97,6 +130,9 @@ def evaluate(
 
     Each environment plays exactly one episode per round, and all environments start a round together. This avoids a
     bias toward short episodes. Do not use the environments elsewhere during the call.
+
+    Success is the entry `is_success` or `success` of the info of an episode's last step, as in Stable-Baselines3. The
+    adapters of Gymnasium read it with `rein.make(..., info={"is_success": False})`.
 
     Args:
         policy: Policy or agent.
@@ -134,6 +170,12 @@ def evaluate(
             result = _play(acting, environment, max_episode_steps, recorder, round)
             rounds.append(Evaluation(*(column[: episodes - done] for column in result)))
     return Evaluation(*(torch.cat(columns) for columns in zip(*rounds, strict=True)))
+
+
+def empty_evaluation() -> Evaluation:
+    """Return the evaluation of no episodes."""
+    real, integer, flag = (torch.zeros(0, dtype=dtype, device="cpu") for dtype in _DTYPES)
+    return Evaluation(real, integer, flag, flag, integer, integer)
 
 
 def in_whole_worlds(environment: Environment, episodes: int) -> int:
@@ -192,6 +234,7 @@ def _play(
     length_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
     terminated_N = torch.zeros(num_envs, dtype=torch.bool, device=device)
     truncated_N, active_N = terminated_N.clone(), ~terminated_N
+    success_N = torch.full_like(length_N, -1)
     seed_N, options = environment.episode_seeds.clone(), getattr(environment, "episode_options", None)
     restarts = getattr(environment, "restarts", 0)
     steps, observed = 0, not isinstance(policy, RandomPolicy)
@@ -221,7 +264,11 @@ def _play(
         if recorder is not None:
             kept = valid_N & round.counted_N, (truncated_N & valid_N | lost_N) & round.counted_N
             recorder.record(observation, action, to_device(extras or {}, device), time_step, *kept, seed_N, options)
-        active_N = active_N & ~(terminated_N | truncated_N)
+        ended_N = terminated_N | truncated_N
+        reported_N = next((time_step.info[name] for name in SUCCESS if name in time_step.info), None)
+        if reported_N is not None:
+            success_N = torch.where(active_N & ended_N, reported_N.reshape(num_envs).long(), success_N)
+        active_N = active_N & ~ended_N
         observation = time_step.observation
         policy.reset((time_step.terminated | time_step.truncated).to(policy_device))
     if recorder is not None:
@@ -232,4 +279,4 @@ def _play(
             f"evaluate: a reward of environment {n} is not finite: the return of the episode with seed "
             f"{int(seed_N[n])} is {float(return_N[n])}"
         )
-    return Evaluation(return_N, length_N, terminated_N, truncated_N, seed_N)
+    return Evaluation(return_N, length_N, terminated_N, truncated_N, seed_N, success_N)

@@ -54,7 +54,7 @@ def checkpoint(
         keep_last: Number of newest checkpoints to keep. None keeps all.
         keep_best: Metric and "min" or "max". The checkpoint with the best value is kept in `best/`. Checkpoints at the
             end of an epoch are always compared. Within an epoch, a checkpoint is compared only if its iteration
-            assigned the metric; use `event="evaluated"` to compare every evaluation.
+            assigned the metric; use `event="evaluation_completed"` to compare every evaluation.
         keep_every: Keep a checkpoint after each `keep_every` epochs.
         name: Function of the state that returns a file name to use instead of `epoch-000100`.
         on_failure: "raise" ends the run if a write fails, "warn" logs the error.
@@ -181,7 +181,8 @@ class Saver:
             message = (
                 "checkpoint(keep_best=%r): only the checkpoint at the end of the run was compared. Within an epoch, a "
             )
-            message += "checkpoint is compared if its iteration assigned the metric: use event='evaluated', for example"
+            message += "checkpoint is compared if its iteration assigned the metric: for example, use "
+            message += "event='evaluation_completed'"
             logger.warning(message, best)
 
     def take(self, state: State) -> None:

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rein.episodes import Evaluation, Recorder
+from rein.episodes import Evaluation, EvaluationEvent, Recorder
 from rein.episodes import evaluate as play
-from rein.episodes.evaluation import check_parts, greedy_policy, in_whole_worlds
+from rein.episodes.evaluation import check_parts, empty_evaluation, greedy_policy, in_whole_worlds
 from rein.episodes.step import check_held
 from rein.loop import Loop
 from rein.loop.engine import Interruptible, Unfinished
@@ -28,10 +28,13 @@ logger = logging.getLogger("rein")
 _FOUND = {  # metric -> attribute of the evaluation
     "return": "mean_return",
     "length": "mean_length",
+    "return_median": "median_return",
+    "return_iqm": "iqm_return",
     "return_std": "std_return",
     "return_min": "min_return",
     "return_max": "max_return",
 }
+_EVENTS = ("evaluation_started", "evaluation_episode_completed", "evaluation_completed")
 
 
 def evaluate_every(
@@ -55,11 +58,16 @@ def evaluate_every(
 
         rein.evaluate_every(loop, agent, rein.envs.Gridworld(num_envs=16, seed=1), episodes=100, every=10)
 
-    The metrics are `<name>_return` and `<name>_length`, both means over the episodes, and `<name>_return_std`,
-    `<name>_return_min` and `<name>_return_max`. Multi-agent worlds also have `<name>_world_return`, the mean over
-    worlds, and `<name>_return_<group>`. Then the event `evaluated` fires, and `state.memory["evaluations"]`
-    describes the latest evaluation: `number` (counted over the whole run and all evaluations), `name`, `return`,
-    `length`, `episodes`, `return_std`, `return_min`, `return_max`.
+    The metrics are `<name>_return` and `<name>_length`, both means over the episodes, and `<name>_return_median`,
+    `<name>_return_iqm` (the interquartile mean), `<name>_return_std`, `<name>_return_min` and `<name>_return_max`.
+    Environments that report success also have `<name>_success_rate`, see `rein.evaluate`. Multi-agent worlds also have
+    `<name>_world_return`, the mean over worlds, and `<name>_return_<group>`.
+
+    The event `evaluation_started` fires first. `evaluation_episode_completed` fires for each episode, after the round
+    in which every environment plays one episode. `evaluation_completed` fires last. Their handlers read the name, the
+    clocks and the results per episode from `state.evaluation`, a `rein.EvaluationEvent`. `state.memory["evaluations"]`
+    describes the latest evaluation: `number` (counted over the whole run and all evaluations), `name`, `episodes`, and
+    the metrics without their prefix.
 
     Evaluation does not affect training: the policy uses a separate generator, and `environment` must not be used
     elsewhere. The loop owns the environment as `<name>_environment` and a policy with state as `<name>_policy`, so a
@@ -110,10 +118,10 @@ def evaluate_every(
     if isinstance(acting, Stateful):
         loop.own(f"{name}_policy", acting)
     recorder = None if store is None else _record(loop, environment, store, name)
-    evaluated = loop.events.get("evaluated") or loop.define("evaluated")
     episodes = in_whole_worlds(environment, episodes)
     options = {"episodes": episodes, "max_episode_steps": max_episode_steps, "recorder": recorder}
-    evaluator = _Evaluator(acting, environment, options, name, evaluated, on_failure == "drop", same_episodes)
+    report = _Report(loop, environment, name)
+    evaluator = _Evaluator(acting, environment, options, report, on_failure == "drop", same_episodes)
     if at_end:
         loop.on("completed", "halted")(evaluator.evaluate_end)
 
@@ -121,6 +129,58 @@ def evaluate_every(
         evaluator.evaluate(state)
 
     evaluator.work.attach(loop, event, evaluate_policy, **filters)
+
+
+class _Report:
+    """Sets the metrics of an evaluation and fires its events."""
+
+    def __init__(self, loop: Loop, environment: Any, name: str) -> None:
+        self.name, self._environment = name, environment
+        self._started, self._ended, self._completed = (loop.events.get(n) or loop.define(n) for n in _EVENTS)
+
+    def start(self, state: State) -> None:
+        """Fire `evaluation_started`."""
+        self._fire(self._started, state, empty_evaluation(), state.epoch, state.clocks.as_dict())
+
+    def episodes(self, state: State, result: Evaluation, new: int, epoch: int, clocks: Mapping[str, float]) -> None:
+        """Fire `evaluation_episode_completed` for the `new` last episodes of `result`."""
+        if self._ended.listened_to:
+            count = len(result.seed)
+            for stop in range(count - new + 1, count + 1):
+                self._fire(self._ended, state, Evaluation(*(column[:stop] for column in result)), epoch, clocks)
+
+    def complete(self, state: State, result: Evaluation, epoch: int, clocks: Mapping[str, float]) -> None:
+        """Set the metrics and `state.memory["evaluations"]`, and fire `evaluation_completed`."""
+        found = {what: getattr(result, attribute) for what, attribute in _FOUND.items()}
+        if not math.isnan(result.success_rate):
+            found["success_rate"] = result.success_rate
+        number = state.memory.get("evaluations", {"number": 0})["number"] + 1
+        state.memory["evaluations"] = {"number": number, "name": self.name, **found, "episodes": len(result.seed)}
+        if hasattr(self._environment, "worlds"):
+            found["world_return"] = float(result.world_returns(self._environment).mean())
+            returns = result.group_returns(self._environment)
+            found |= {f"return_{group}": float(returns_E.mean()) for group, returns_E in returns.items()}
+        self._set(state, found)
+        self._fire(self._completed, state, result, epoch, clocks)
+
+    def discard(self, state: State) -> None:
+        """Set the metrics to NaN."""
+        names = [*_FOUND]
+        if hasattr(self._environment, "worlds"):
+            names += ["world_return", *(f"return_{group}" for group in self._environment.groups)]
+        self._set(state, dict.fromkeys(names, math.nan))
+
+    def _set(self, state: State, found: Mapping[str, float]) -> None:
+        for key, value in found.items():
+            state.metrics[f"{self.name}_{key}"] = value
+
+    def _fire(self, event: Event, state: State, result: Evaluation, epoch: int, clocks: Mapping[str, float]) -> None:
+        if event.listened_to:
+            before, state._evaluation = state._evaluation, EvaluationEvent(self.name, epoch, clocks, result)
+            try:
+                event.fire(state)
+            finally:
+                state._evaluation = before
 
 
 class _Evaluator:
@@ -131,59 +191,34 @@ class _Evaluator:
         policy: Policy,
         environment: Environment,
         options: dict[str, Any],
-        name: str,
-        evaluated: Event,
+        report: _Report,
         drops: bool,
         same_episodes: bool,
     ) -> None:
-        self._policy, self._environment, self._options, self._name = policy, environment, options, name
-        self._evaluated, self._drops, self._same_episodes = evaluated, drops, same_episodes
+        self._policy, self._environment, self._options, self._report = policy, environment, options, report
+        self._drops, self._same_episodes = drops, same_episodes
         # keys of state.memory: iteration and seeds of the latest evaluation, rounds of an interrupted one
-        self._at, self._seeds, self._rounds = (f"{name}/{what}" for what in ("iterations", "seeds", "rounds"))
+        self._at, self._seeds, self._rounds = (f"{report.name}/{what}" for what in ("iterations", "seeds", "rounds"))
         self.work = Interruptible()
 
     def evaluate(self, state: State) -> None:
-        """Play the episodes, set the metrics and fire `evaluated`."""
+        """Play the episodes, set the metrics and fire the events."""
         if state._left:
-            self._report(state, None)
+            self._report.discard(state)
             return
         self.work.begin(state)
         try:
             result = self._play(state)
         except Unfinished:
             self.work.leave(state)
-            self._report(state, None)
+            self._report.discard(state)
             return
-        except Exception as error:  # raised or logged, depending on on_failure
-            recorder = self._options["recorder"]
-            if not self._drops or (recorder is not None and recorder.failure is error):
-                raise
-            logger.exception(
-                "%s failed in epoch %d; its metrics are dropped and training continues", self._name, state.epoch
-            )
+        if result is None:
             return
-        found = {what: getattr(result, attribute) for what, attribute in _FOUND.items()}
-        self._report(state, result)
-        number = state.memory.get("evaluations", {"number": 0})["number"] + 1
-        episodes = self._options["episodes"]
-        state.memory["evaluations"] = {"number": number, "name": self._name, **found, "episodes": episodes}
         state.memory[self._at] = state.total_iterations
-        self._evaluated.fire(state)
-
-    def _report(self, state: State, result: Evaluation | None) -> None:
-        """Set the metrics, to NaN without a result."""
-        environment: Any = self._environment
-        names, found = [*_FOUND], {}
-        if hasattr(environment, "worlds"):
-            names += ["world_return", *(f"return_{group}" for group in environment.groups)]
-        if result is not None:
-            found = {what: getattr(result, attribute) for what, attribute in _FOUND.items()}
-            if hasattr(environment, "worlds"):
-                found["world_return"] = float(result.world_returns(environment).mean())
-                returns = result.group_returns(environment)
-                found |= {f"return_{group}": float(returns_E.mean()) for group, returns_E in returns.items()}
-        for key in names:
-            state.metrics[f"{self._name}_{key}"] = found.get(key, math.nan)
+        if self._same_episodes:
+            state.memory[self._seeds] = result.seed.tolist()
+        self._report.complete(state, result, state.epoch, state.clocks.as_dict())
 
     def evaluate_end(self, state: State) -> None:
         """Evaluate at the end of a run, unless the current state was just evaluated. Handler of the final events."""
@@ -191,14 +226,18 @@ class _Evaluator:
         if not goes_on and state.memory.get(self._at) != state.total_iterations:
             self.evaluate(state)
 
-    def _play(self, state: State) -> Evaluation:
-        """Play the remaining rounds, each one episode per environment. Raises `Unfinished` if interrupted."""
+    def _play(self, state: State) -> Evaluation | None:
+        """Play the remaining rounds, each one episode per environment. Return None if one failed and is dropped.
+
+        Raises `Unfinished` if interrupted.
+        """
         episodes, seed_E = self._options["episodes"], self._chosen_seeds(state)
-        columns = state.memory.pop(self._rounds, None)
-        rounds = [] if columns is None else [to_device(Evaluation(**columns), self._environment.device)]
-        done = sum(len(played.seed) for played in rounds)
+        columns = state.memory.pop(self._rounds, None)  # {} if the first round was interrupted
+        result = to_device(Evaluation(**columns), self._environment.device) if columns else empty_evaluation()
+        if columns is None:
+            self._report.start(state)
         policy = _Leaving(self._policy, self._environment, lambda: self.work.check(state))
-        while done < episodes:
+        while (done := len(result.seed)) < episodes:
             options = {**self._options, "episodes": min(self._environment.num_envs, episodes - done)}
             if seed_E is not None:
                 options["episode_seeds"] = seed_E[done : done + options["episodes"]]
@@ -206,17 +245,21 @@ class _Evaluator:
             parts = [part for part in parts if _has_state(part)]
             before = [_copied(part.state_dict()) for part in parts]
             try:
-                rounds.append(play(policy, self._environment, **options))
+                played = play(policy, self._environment, **options)
             except Unfinished:
                 for part, saved in zip(parts, before, strict=True):
                     part.load_state_dict(saved)
-                if rounds and INTERRUPT in state.halts:
-                    state.memory[self._rounds] = to_device(_joined(rounds), torch.device("cpu"))._asdict()
+                if INTERRUPT in state.halts:
+                    state.memory[self._rounds] = to_device(result, torch.device("cpu"))._asdict() if done else {}
                 raise
-            done += options["episodes"]
-        result = _joined(rounds)
-        if self._same_episodes:
-            state.memory[self._seeds] = result.seed.tolist()
+            except Exception as error:  # raised or logged, depending on on_failure
+                recorder = self._options["recorder"]
+                if not self._drops or (recorder is not None and recorder.failure is error):
+                    raise
+                log_dropped(self._report.name, state.epoch)
+                return None
+            result = Evaluation(*(torch.cat(both) for both in zip(result, played, strict=True))) if done else played
+            self._report.episodes(state, result, len(played.seed), state.epoch, state.clocks.as_dict())
         return result
 
     def _chosen_seeds(self, state: State) -> Tensor | None:
@@ -226,7 +269,7 @@ class _Evaluator:
             return torch.tensor(seeds, dtype=torch.int64, device=self._environment.device)
         if seeds:
             message = "%s: the number of episodes changed from %d to %d, so new episodes are played"
-            logger.warning(message, self._name, len(seeds), episodes)
+            logger.warning(message, self._report.name, len(seeds), episodes)
         return None
 
 
@@ -243,8 +286,9 @@ class _Leaving:
         return self._select(observation)
 
 
-def _joined(rounds: list[Evaluation]) -> Evaluation:
-    return Evaluation(*(torch.cat(columns) for columns in zip(*rounds, strict=True)))
+def log_dropped(name: str, epoch: int) -> None:
+    """Log the current exception of an evaluation whose metrics are dropped."""
+    logger.exception("%s failed in epoch %d; its metrics are dropped and training continues", name, epoch)
 
 
 def _has_state(part: Any) -> bool:

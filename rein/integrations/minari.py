@@ -139,7 +139,7 @@ def report_score(loop: Loop, data: MinariData, name: str = "evaluation") -> None
     """
     data.normalized_score(0.0)
 
-    @loop.event("evaluated")
+    @loop.event("evaluation_completed")
     def report(state: State) -> None:
         latest = state.memory["evaluations"]
         if latest["name"] == name:

@@ -73,6 +73,7 @@ class State:
     _halts: dict[int, str | None] = attrs.field(factory=dict)  # halts requested in this run, with their reasons
     _postponed: dict[str, Any] | None = None  # firing that an interrupt cut short; the next run finishes it
     _stopped: bool = False  # whether a halt of the loop was requested since the latest evaluation began
+    _evaluation: Any = None  # set while an event of an evaluation fires
     _left: bool = False  # if True, evaluations of this run end early and no new one begins
     _requests: list[Callable[[State], None]] = attrs.field(factory=list)
     _read_episodes: Callable[[], list[Any]] | None = None  # set while `episodes_completed` fires
@@ -135,6 +136,13 @@ class State:
     def saved_checkpoint(self) -> Path | None:
         """Path of the new checkpoint, in handlers of the event `checkpoint_saved`; otherwise None."""
         return self._saved_checkpoint
+
+    @property
+    def evaluation(self) -> Any:
+        """`rein.EvaluationEvent` in handlers of `evaluation_started`, `evaluation_episode_completed` and
+        `evaluation_completed`; otherwise None.
+        """
+        return self._evaluation
 
     def halt_epoch(self) -> None:
         """End this epoch early, as halted. The next epoch follows."""

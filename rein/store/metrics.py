@@ -89,8 +89,8 @@ class RunMetrics:
         @loop.started.wire
         def begin(state: State) -> None:
             self._guarded(EPOCHS, self._begin, state)
-            if "evaluated" in loop.events and not self._observes:
-                loop.events["evaluated"].wire(add_evaluation)
+            if "evaluation_completed" in loop.events and not self._observes:
+                loop.events["evaluation_completed"].wire(add_evaluation)
                 self._observes = True
             loop.cleanups.append(self.close)
 
@@ -158,10 +158,10 @@ class RunMetrics:
 
     def _add_evaluation(self, state: State) -> None:
         found: Mapping[str, Any] = state.memory["evaluations"]
-        row = {"evaluation": found["number"], "name": found["name"], "epoch": state.epoch}
-        row |= _clock_columns(state.clocks.as_dict())  # the column `episodes` counts training episodes
+        row = {"evaluation": found["number"], "name": found["name"], "epoch": state.evaluation.epoch}
+        row |= _clock_columns(state.evaluation.clocks)  # the column `episodes` counts training episodes
         row |= {"return": found["return"], "length": found["length"], "played": found["episodes"]}
-        row |= {name: found[name] for name in ("return_std", "return_min", "return_max") if name in found}
+        row |= {name: value for name, value in found.items() if name.startswith(("return_", "success_"))}
         self._rows[EVALUATIONS].append(row)
 
     def _is_due(self, seconds: float) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 import rein
 from rein.agents.ppo import PPO
@@ -97,7 +98,8 @@ def test_newest_checkpoint_is_evaluated(run, capsys):
         f"return    mean {mean}, standard deviation {spread}, from {float(value.min()):g} to {float(value.max()):g}"
     )
     assert shown[2].rstrip() == expected
-    assert shown[3].startswith(f"length    mean {mean}, ")
+    assert shown[3].strip() == f"median {result.median_return:.6g}, interquartile mean {result.iqm_return:.6g}"
+    assert shown[4].startswith(f"length    mean {mean}, ")
 
 
 def test_best_and_checkpoint_options_select_the_file(run, capsys):
@@ -127,6 +129,27 @@ def test_missing_files_and_invalid_options_raise(run, capsys):
     missing = run / "checkpoints/epoch-000009.h5"
     assert f"no checkpoint; {run}/checkpoints has " in error_of(capsys, run, "--checkpoint", missing)
     assert "--episodes 0: must be 1 or more" in error_of(capsys, run, "--episodes", 0)
+
+
+def test_render_human_opens_a_window(work_folder, capsys, monkeypatch):
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    environment = rein.envs.wrappers.TimeLimit(rein.make("CartPole-v1", num_envs=2, seed=0), 20)
+    store = rein.HDF5Store(work_folder / "gymnasium")
+    agent = PPO(environment, hidden=(8,), rollout_steps=16, minibatches=1, seed=0)
+    loop = rein.training_loop(agent, environment, store, iterations=16)
+    checkpoint(loop)
+    loop.run(epochs=1)
+    store.close()
+    shown = []
+    original = CartPoleEnv.render
+    monkeypatch.setattr(CartPoleEnv, "render", lambda self: shown.append(self.render_mode) or original(self))
+    assert "episodes  1, " in output_of(capsys, work_folder / "gymnasium", "--episodes", 1, "--render", "human")
+    assert len(shown) > 5 and {*shown} == {"human"}
+
+
+def test_render_human_needs_an_environment_with_a_window(run, capsys):
+    assert "CartPole was not built with render_mode='human'" in error_of(capsys, run, "--render", "human")
+    assert "cannot be combined" in error_of(capsys, run, "--render", "human", "--video", "films")
 
 
 def test_environment_option_builds_a_custom_agent(work_folder, capsys):

@@ -1,5 +1,6 @@
 """Stored episodes are reproduced bit by bit, and differences are found."""
 
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportIncompatibleMethodOverride=false
 from __future__ import annotations
 
 import importlib
@@ -363,7 +364,7 @@ def test_video_has_a_frame_per_step(source: str, tmp_path: Path, capsys: Any) ->
         main(["replay", str(run.path), "--episode", "2", "--video", str(film)])
     assert ended.value.code == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"video: {film}"
-    frames = frames_of(film, environment_of(run, filming=True))
+    frames = frames_of(film, environment_of(run, render_mode="rgb_array"))
     assert len(frames) == run.episode(2).length
     assert not np.array_equal(frames[0], frames[-1])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["film.mp4", "run"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from gymnasium import spaces
@@ -47,6 +49,46 @@ def test_standard_deviation_and_extremes_of_returns(scripted, listening):
     assert (result.min_return, result.max_return) == (1.0, 6.0)
     assert result.std_return == pytest.approx((38 / 9) ** 0.5)  # standard deviation of 1, 3 and 6
     assert rein.evaluate(listening(environment), environment, 1).std_return == 0.0
+
+
+def test_median_and_interquartile_mean_of_returns(scripted, listening):
+    environment = scripted([1, 2, 3, 10])  # returns 1, 3, 6 and 55
+    result = rein.evaluate(listening(environment), environment, 4)
+    assert result.median_return == result.iqm_return == 4.5
+    odd = rein.evaluate(listening(environment), environment, 3)
+    assert (odd.median_return, odd.iqm_return) == (3.0, odd.mean_return)
+
+
+@pytest.mark.parametrize("name", ["is_success", "success"])
+def test_success_is_the_info_of_the_last_step(scripted, listening, name):
+    environment = scripted([2, 3, 4])
+    original = environment.apply_action
+
+    def apply_action(action):
+        time_step = original(action)
+        short_N = time_step.terminated & (torch.arange(3) < 2) | ~time_step.terminated & (torch.arange(3) == 2)
+        return time_step._replace(info={name: short_N})
+
+    environment.apply_action = apply_action
+    result = rein.evaluate(listening(environment), environment, 4)
+    assert result.success.tolist() == [1, 1, 0, 1]
+    assert result.success_rate == 0.75
+    assert "success_rate 0.75" in repr(result)
+
+
+def test_success_is_unknown_without_an_info(scripted, listening):
+    environment = scripted([2, 3])
+    result = rein.evaluate(listening(environment), environment, 2)
+    assert result.success.tolist() == [-1, -1]
+    assert math.isnan(result.success_rate)
+
+
+def test_truncation_by_the_step_limit_counts_the_success_of_that_step(scripted, listening):
+    environment = scripted([10, 10])
+    original = environment.apply_action
+    environment.apply_action = lambda action: original(action)._replace(info={"success": torch.tensor([1.0, 0.0])})
+    result = rein.evaluate(listening(environment), environment, 2, max_episode_steps=3)
+    assert result.success.tolist() == [1, 0]
 
 
 def test_evaluation_is_shown_as_a_summary(scripted, listening):

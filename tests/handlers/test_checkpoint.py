@@ -1,5 +1,6 @@
 """Checkpoints: events, filters, rules for files to keep, and objects without an owner."""
 
+# pyright: reportOptionalMemberAccess=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
 from __future__ import annotations
 
 import functools
@@ -207,7 +208,13 @@ LENGTHS = [3, 5, 9, 4, 2, 8, 6, 9, 1, 7, 3, 4]  # the third is the longest, the 
 )
 def test_keep_best_compares_evaluations_within_an_epoch(tmp_path, scripted, mode, stem, iterations):
     loop, _ = make_evaluated(scripted, LENGTHS)
-    checkpoint(loop, rein.Checkpoints(tmp_path), event="evaluated", keep_last=1, keep_best=("evaluation_return", mode))
+    checkpoint(
+        loop,
+        rein.Checkpoints(tmp_path),
+        event="evaluation_completed",
+        keep_last=1,
+        keep_best=("evaluation_return", mode),
+    )
     loop.run()
     assert stems(tmp_path / "best") == [f"epoch-0000{stem}"]
     best = read_checkpoint(tmp_path / f"best/epoch-0000{stem}.h5")
@@ -220,7 +227,7 @@ def test_keep_best_is_the_same_after_resuming_within_an_epoch(tmp_path, scripted
     for stops_at in (None, 10, None):
         folder = tmp_path / ("broken" if (tmp_path / "whole").exists() else "whole")
         loop, _ = make_evaluated(scripted, LENGTHS)
-        checkpoint(loop, rein.Checkpoints(folder), event="evaluated", keep_best=("evaluation_return", "max"))
+        checkpoint(loop, rein.Checkpoints(folder), event="evaluation_completed", keep_best=("evaluation_return", "max"))
         if folder.exists():
             rein.resume(loop, folder)
         if stops_at is not None:

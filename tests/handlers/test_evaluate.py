@@ -100,7 +100,8 @@ def make(epochs: int = 6, **options: Any) -> Loop:
 
 
 def metrics_of(name: str) -> set[str]:
-    return {f"{name}_{what}" for what in ("return", "length", "return_std", "return_min", "return_max")}
+    found = ("return", "length", *(f"return_{what}" for what in ("median", "iqm", "std", "min", "max")))
+    return {f"{name}_{what}" for what in found}
 
 
 def found(loop: Loop) -> list[dict[str, float]]:
@@ -212,10 +213,69 @@ def test_standard_deviation_and_extremes_of_returns_are_reported() -> None:
     assert state.metrics["evaluation_return_max"] == latest["return_max"] == returns.max()
 
 
+def test_events_fire_for_each_evaluation_and_each_of_its_episodes() -> None:
+    loop, seen = make(epochs=2, episodes=5), []
+    events = ("evaluation_started", "evaluation_episode_completed", "evaluation_completed")
+    for name in events:
+        loop.event(name).attach(lambda state, name=name: seen.append((name, state.evaluation)))
+    state = loop.run()
+    assert [name for name, _ in seen] == 2 * [events[0], *[events[1]] * 5, events[2]]
+    assert [len(found.result.seed) for _, found in seen] == 2 * [0, 1, 2, 3, 4, 5, 5]
+    assert [found.epoch for _, found in seen] == [1] * 7 + [2] * 7
+    assert {(found.name, found.clocks["iterations"]) for _, found in seen[7:]} == {("evaluation", 6)}
+    *_, (_, last), (_, whole) = seen
+    assert last.result.episode_return.tolist() == whole.result.episode_return.tolist()
+    assert whole.result.median_return == state.metrics["evaluation_return_median"]
+    assert whole.result.iqm_return == state.metrics["evaluation_return_iqm"]
+    assert state.evaluation is None
+
+
+def test_handler_of_an_episode_can_end_the_evaluation() -> None:
+    loop = make(epochs=3, episodes=6)
+    count, whole = [], []
+    loop.evaluation_episode_completed(lambda state: count.append(len(state.evaluation.result.seed)))
+    loop.evaluation_episode_completed(once=2)(lambda state: loop.stop("enough"))
+    loop.evaluation_completed(lambda state: whole.append(state.epoch))
+    state = loop.run()
+    assert (count, whole, state.reason) == ([1, 2], [], "enough")
+    assert math.isnan(state.metrics["evaluation_return"])
+
+
+def test_error_of_an_event_handler_ends_the_run_with_on_failure_drop() -> None:
+    loop = make(on_failure="drop")
+
+    @loop.evaluation_episode_completed
+    def broken(state: State) -> None:
+        raise RuntimeError("out of order")
+
+    with pytest.raises(RuntimeError, match="out of order"):
+        loop.run()
+
+
+@pytest.mark.parametrize("step", [1, 3, 20])
+def test_resumed_evaluation_fires_each_event_once(step: int) -> None:
+    def make_counting() -> tuple[Loop, Asking, list[Any]]:
+        loop, environment, seen = Loop(lambda state: None, epochs=3, iterations=3), Asking(), []
+        evaluate_every(loop, Always(2), environment, episodes=5)
+        loop.evaluation_started(lambda state: seen.append(("started", state.epoch)))
+        loop.evaluation_episode_completed(lambda state: seen.append(int(state.evaluation.result.seed[-1])))
+        return loop, environment, seen
+
+    whole, _, expected = make_counting()
+    whole.run()
+    loop, environment, seen = make_counting()
+    environment.left, environment.ask = step, lambda: loop.interrupt("enough")
+    loop.run()
+    other, _, rest = make_counting()
+    other.load_state_dict(loop.state_dict())
+    other.run()
+    assert seen + rest == expected
+
+
 def evaluated_at(loop: Loop) -> list[int]:
     """Return a list that collects the iterations at which the loop is evaluated."""
     seen: list[int] = []
-    loop.evaluated(lambda state: seen.append(state.total_iterations))
+    loop.evaluation_completed(lambda state: seen.append(state.total_iterations))
     return seen
 
 
@@ -274,7 +334,8 @@ def test_same_episodes_needs_a_replayable_environment() -> None:
 class Asking(Countdown):
     """Environment that calls `ask` in a chosen step, as a signal or another thread could."""
 
-    left, ask = 0, staticmethod(lambda: None)
+    left = 0
+    ask: Any = staticmethod(lambda: None)
 
     def apply_action(self, action: Tensor) -> TimeStep:
         self.left -= 1
@@ -304,7 +365,9 @@ def test_interrupted_evaluation_is_finished_by_the_resumed_run(event: str, step:
         evaluate_every(loop, Always(2), environment, episodes=5, event=event, every=2)
         early_stop(loop, "evaluation_return", mode="max", patience=1, event=event, every=2)
         solved(loop, "evaluation_return", 10.0, stop=False, event=event, every=2)
-        loop.evaluated(lambda state: seen.append((state.total_iterations, dict(state.memory["evaluations"]))))
+        loop.evaluation_completed(
+            lambda state: seen.append((state.total_iterations, dict(state.memory["evaluations"])))
+        )
         return loop, environment, seen
 
     whole, _, expected = make_asking()
@@ -361,7 +424,7 @@ def test_halt_in_the_final_event_keeps_later_evaluations() -> None:
     loop = Loop(lambda state: None, epochs=2, iterations=3)
     for name in ("evaluation", "hard"):
         evaluate_every(loop, Always(2), Countdown(), episodes=5, every=0, at_end=True, name=name)
-    loop.evaluated(once=1)(lambda state: state.halt_loop("solved"))
+    loop.evaluation_completed(once=1)(lambda state: state.halt_loop("solved"))
     with pytest.warns(RuntimeWarning, match="ignored"):
         state = loop.run()
     assert not math.isnan(state.metrics["hard_return"])

@@ -108,7 +108,7 @@ def test_evaluation_rows_have_results_and_clocks(tmp_path: Path) -> None:
     loop = make(tmp_path / "run", on={"event": "iteration_completed", "every": 20})
     found = []
 
-    @loop.evaluated
+    @loop.evaluation_completed
     def note(state: rein.State) -> None:
         found.append((state.metrics["evaluation_return"], state.clocks.iterations, state.epoch))
 
@@ -116,6 +116,7 @@ def test_evaluation_rows_have_results_and_clocks(tmp_path: Path) -> None:
     rows = read(tmp_path / "run/evaluations.csv")
     assert [(float(r["return"]), int(r["iterations"]), int(r["epoch"])) for r in rows] == found
     assert [iteration for _, iteration, _ in found] == [20, 40, 60]
+    assert all(float(r["return_min"]) <= float(r["return_iqm"]) <= float(r["return_max"]) for r in rows)
     assert [(row["evaluation"], row["name"], row["played"]) for row in rows] == [
         (str(number), "evaluation", "4") for number in (1, 2, 3)
     ]

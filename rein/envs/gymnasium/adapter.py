@@ -414,6 +414,11 @@ class GymnasiumEnvironment:
         return time_step
 
     @property
+    def render_mode(self) -> str | None:
+        """Render mode with which the environments were built."""
+        return self._envs[0].render_mode
+
+    @property
     def render_fps(self) -> float | None:
         """Frames per second in the metadata of the environment, or None."""
         return self._envs[0].metadata.get("render_fps")
@@ -695,8 +700,8 @@ def with_rows(tree: Any, row_R: Tensor, new: Any) -> Any:
     return map_tree(lambda x, new_R: x.index_copy(0, row_R, new_R), tree, new)
 
 
-def rebuild(config: Mapping[str, Any], num_envs: int, *, filming: bool = False) -> GymnasiumEnvironment:
-    """Build `num_envs` environments from the `config` of an adapter. With `filming` they can be rendered.
+def rebuild(config: Mapping[str, Any], num_envs: int, *, render_mode: str | None = None) -> GymnasiumEnvironment:
+    """Build `num_envs` environments from the `config` of an adapter, with this render mode.
 
     The config of `GymnasiumWorkers`, or of a `GymnasiumVectorEnvironment` with autoreset mode DISABLED, also gives a
     `GymnasiumEnvironment`. Its episodes are the same bit for bit, and it can replay them.
@@ -715,8 +720,8 @@ def rebuild(config: Mapping[str, Any], num_envs: int, *, filming: bool = False) 
         if isinstance(value, str) and value.startswith("<"):  # the `repr` of an object
             raise ValueError(f"the option {key} of {name} was {value}, which a file cannot store")
     infos = info if isinstance(info, Mapping) else {}
-    if filming:
-        options = {**_camera(name, options), **options, "render_mode": "rgb_array"}
+    if render_mode is not None:
+        options = {**_camera(name, options), **options, "render_mode": render_mode}
     return GymnasiumEnvironment(name, num_envs, info=infos, action_mask=bool(config.get("action_mask")), **options)
 
 
