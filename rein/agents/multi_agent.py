@@ -5,6 +5,8 @@ Shapes: N rows, R rows of a group, W worlds, A agents of a world.
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -238,6 +240,29 @@ class MultiAgentPolicy:
         for name, policy in self.policies.items():
             policy.reset(None if mask is None else mask[rows[name]])
 
+    def builder(self, device: torch.device) -> Callable[[], MultiAgentPolicy]:
+        """Return a function that builds this policy on a device with its own agents, for another process.
+
+        Raises TypeError if an agent is not a `rein.Agent`.
+        """
+        agent, builders = copy.copy(self._agent), {}
+        for name, policy in self.policies.items():
+            if not hasattr(policy, "builder"):
+                kind = type(agent.agents[name]).__name__
+                raise TypeError(f"{name!r} is a {kind}, which cannot be built again; use a subclass of rein.Agent")
+            builders[name] = policy.builder(device)  # type: ignore[attr-defined]  # see above
+        agent.agents, agent.device, agent._rows, agent._selected = {}, device, {}, (None, {}, {})
+        return functools.partial(_built_policy, agent, builders)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the snapshots of the policies of all groups. `load_snapshot` loads them."""
+        return {name: policy.snapshot() for name, policy in self.policies.items()}  # type: ignore[attr-defined]
+
+    def load_snapshot(self, snapshot: Mapping[str, Any]) -> None:
+        """Act with the parameters of a `snapshot` of the same policies."""
+        for name, policy in self.policies.items():
+            policy.load_snapshot(snapshot[name])  # type: ignore[attr-defined]
+
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the policies that have one."""
         policies = {name: policy for name, policy in self.policies.items() if hasattr(policy, "state_dict")}
@@ -247,6 +272,12 @@ class MultiAgentPolicy:
         """Load a state that `state_dict` returned."""
         for name in self.state_dict():
             self.policies[name].load_state_dict(state[name])  # type: ignore[attr-defined]
+
+
+def _built_policy(agent: MultiAgent, builders: Mapping[str, Callable[[], Any]]) -> MultiAgentPolicy:
+    policies = {name: build() for name, build in builders.items()}
+    agent.agents = {name: policy._agent for name, policy in policies.items()}
+    return MultiAgentPolicy(agent, policies)
 
 
 def _listed(names: Mapping[str, Any]) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from rein.episodes import Evaluation, EvaluationEvent, Recorder
 from rein.episodes import evaluate as play
 from rein.episodes.evaluation import check_parts, empty_evaluation, greedy_policy, in_whole_worlds
 from rein.episodes.step import check_held
+from rein.errors import WorkerError
 from rein.loop import Loop
 from rein.loop.engine import Interruptible, Unfinished
 from rein.loop.events import Event
@@ -22,6 +24,9 @@ from rein.loop.state import INTERRUPT, State
 from rein.ops.trees import map_tree, to_device
 from rein.protocols import AgentProtocol, Environment, Policy, Stateful, Store
 from rein.types import Tree
+
+if TYPE_CHECKING:
+    from rein.episodes.evaluation_process import Answer, EvaluationProcess
 
 logger = logging.getLogger("rein")
 
@@ -34,6 +39,7 @@ _FOUND = {  # metric -> attribute of the evaluation
     "return_min": "min_return",
     "return_max": "max_return",
 }
+_MOMENT = 0.05  # seconds between two checks for an interrupt while a result is awaited
 _EVENTS = ("evaluation_started", "evaluation_episode_completed", "evaluation_completed")
 
 
@@ -50,6 +56,7 @@ def evaluate_every(
     same_episodes: bool = False,
     on_failure: Literal["raise", "drop"] = "raise",
     store: Store | None = None,
+    background: bool = False,
     **filters: Any,
 ) -> None:
     """Evaluate a policy when `event` fires, and record metrics whose names begin with `name`.
@@ -78,6 +85,15 @@ def evaluate_every(
     first finishes the evaluation and the handlers after it, so a resumed run equals an uninterrupted one. In an event
     that fires before or within a step, an evaluation cannot be interrupted and is played to the end.
 
+    With `background`, a separate process evaluates a copy of the parameters while training continues. The results
+    arrive at the end of a later epoch: its metrics are set and the events fire. `state.evaluation` and
+    `evaluations.csv` have the epoch and the clocks of the evaluated parameters, and the results are those of an
+    evaluation without `background`. One evaluation runs at a time; the next one waits for it. The end of the run waits
+    for the last one, and a resumed run repeats one that was interrupted. If the process dies, its evaluation is lost
+    with a warning, and the next evaluation starts a new process. The copied parameters act on the device of the
+    environment. Do not combine `background` with `checkpoint(keep_best=...)`: when a result arrives, the agent has
+    other parameters.
+
     Args:
         loop: Loop to attach to.
         policy: Policy, or agent whose greedy policy is evaluated.
@@ -93,12 +109,15 @@ def evaluate_every(
             training; that evaluation has no metrics.
         store: Separate store that records the episodes. Each round, in which every environment plays one
             episode, is an epoch. To record nothing else, create the training store with `every=0`.
+        background: Evaluate in a separate process, without waiting for the results.
         **filters: Filters of the event, such as `every=10`.
 
     Raises:
         ValueError: If the environment is already a part of the loop, if a name is taken, or if `episodes` is below 1.
-            Also if `same_episodes` is set and the environment is not replayable, or if the store cannot hold its
-            spaces.
+            Also if `same_episodes` is set and the environment is not replayable, if the store cannot hold its
+            spaces, or if `background` is combined with a store.
+        TypeError: If `background` is set and `policy` is not of a `rein.Agent`, or if the agent or the environment
+            cannot be pickled.
     """
     acting: Policy = greedy_policy(policy)
     check_parts(acting, environment)
@@ -114,13 +133,19 @@ def evaluate_every(
             f"evaluate_every(same_episodes=True): {kind} cannot repeat an episode, because it is not replayable"
         )
     loop.event(event)(**filters)  # raises for wrong filters before the loop owns anything
+    process = _process_of(acting, environment, store) if background else None
     loop.own(f"{name}_environment", environment)
-    if isinstance(acting, Stateful):
+    if isinstance(acting, Stateful) and process is None:
         loop.own(f"{name}_policy", acting)
     recorder = None if store is None else _record(loop, environment, store, name)
     episodes = in_whole_worlds(environment, episodes)
     options = {"episodes": episodes, "max_episode_steps": max_episode_steps, "recorder": recorder}
     report = _Report(loop, environment, name)
+    if process is not None:
+        del options["recorder"]
+        asked = _Background(acting, environment, process, options, report, on_failure == "drop", same_episodes)
+        loop.own(f"{name}_background", asked).attach(loop, event, at_end, **filters)
+        return
     evaluator = _Evaluator(acting, environment, options, report, on_failure == "drop", same_episodes)
     if at_end:
         loop.on("completed", "halted")(evaluator.evaluate_end)
@@ -231,9 +256,11 @@ class _Evaluator:
 
         Raises `Unfinished` if interrupted.
         """
-        episodes, seed_E = self._options["episodes"], self._chosen_seeds(state)
+        episodes, device = self._options["episodes"], self._environment.device
+        seeds = _chosen_seeds(state, self._report.name, episodes) if self._same_episodes else None
+        seed_E = None if seeds is None else torch.tensor(seeds, dtype=torch.int64, device=device)
         columns = state.memory.pop(self._rounds, None)  # {} if the first round was interrupted
-        result = to_device(Evaluation(**columns), self._environment.device) if columns else empty_evaluation()
+        result = to_device(Evaluation(**columns), device) if columns else empty_evaluation()
         if columns is None:
             self._report.start(state)
         policy = _Leaving(self._policy, self._environment, lambda: self.work.check(state))
@@ -256,21 +283,159 @@ class _Evaluator:
                 recorder = self._options["recorder"]
                 if not self._drops or (recorder is not None and recorder.failure is error):
                     raise
-                log_dropped(self._report.name, state.epoch)
+                message = "%s failed in epoch %d; its metrics are dropped and training continues"
+                logger.exception(message, self._report.name, state.epoch)
                 return None
             result = Evaluation(*(torch.cat(both) for both in zip(result, played, strict=True))) if done else played
             self._report.episodes(state, result, len(played.seed), state.epoch, state.clocks.as_dict())
         return result
 
-    def _chosen_seeds(self, state: State) -> Tensor | None:
-        """Return the seeds (E,) of the first evaluation if its episodes are to be repeated, otherwise None."""
-        seeds, episodes = state.memory.get(self._seeds, ()) if self._same_episodes else (), self._options["episodes"]
-        if len(seeds) == episodes:
-            return torch.tensor(seeds, dtype=torch.int64, device=self._environment.device)
-        if seeds:
-            message = "%s: the number of episodes changed from %d to %d, so new episodes are played"
-            logger.warning(message, self._report.name, len(seeds), episodes)
-        return None
+
+class _Background:
+    """Requests evaluations from a process and reports their results. Part of the loop."""
+
+    def __init__(
+        self,
+        policy: Any,
+        environment: Environment,
+        process: EvaluationProcess,
+        options: dict[str, Any],
+        report: _Report,
+        drops: bool,
+        same_episodes: bool,
+    ) -> None:
+        self._policy, self._environment, self._process = policy, environment, process
+        self._options, self._report, self._drops, self._same_episodes = options, report, drops, same_episodes
+        self._at, self._seeds = (f"{report.name}/{what}" for what in ("iterations", "seeds"))
+        self._pending: dict[str, Any] | None = None  # evaluation without a result: parameters, epoch, clocks, seeds
+        self._state: Any = None  # states of policy and environment after the latest evaluation
+        self._work, self._warned = Interruptible(), False
+
+    def attach(self, loop: Loop, event: str, at_end: bool, **filters: Any) -> None:
+        """Attach the handlers."""
+
+        @loop.started.wire
+        def begin(state: State) -> None:
+            loop.cleanups.append(self._process.close)
+            if self._pending is not None:  # the previous run ended before the result
+                self._send()
+
+        @loop.epoch_ended
+        def collect(state: State) -> None:
+            if self._pending is not None and (answer := self._process.answer()) is not None:
+                self._take(state, answer)
+
+        @loop.on("completed", "halted")
+        def finish(state: State) -> None:
+            if not (state.epoch_open or state._left or INTERRUPT in state.halts):
+                with contextlib.suppress(Unfinished):  # the next run repeats the evaluation
+                    self._finish(state, at_end)
+
+        def request(state: State) -> None:
+            if not state._left:
+                try:
+                    self._work.begin(state)
+                    self._await(state)
+                    self._request(state)
+                except Unfinished:
+                    self._work.leave(state)
+
+        self._work.attach(loop, event, request, **filters)
+
+    def _finish(self, state: State, at_end: bool) -> None:
+        self._work.begin(state)
+        self._await(state)
+        if at_end and state.memory.get(self._at) != state.total_iterations:
+            self._request(state)
+            self._await(state)
+
+    def _request(self, state: State) -> None:
+        """Request an evaluation of the current parameters."""
+        self._report.start(state)
+        state.memory[self._at] = state.total_iterations
+        seeds = _chosen_seeds(state, self._report.name, self._options["episodes"]) if self._same_episodes else None
+        self._pending = {
+            "snapshot": self._policy.snapshot(),
+            "epoch": state.epoch,
+            "clocks": state.clocks.as_dict(),
+            "seeds": seeds,
+        }
+        self._send()
+
+    def _send(self) -> None:
+        pending: Any = self._pending
+        seeds = pending["seeds"]
+        device, state = self._environment.device, self._state
+        seed_E = None if seeds is None else torch.tensor(seeds, dtype=torch.int64, device=device)
+        if state is None and self._policy.device == device:  # states of generators depend on the device
+            state = [to_device(self._policy.state_dict(), torch.device("cpu")), None]
+        self._process.request(pending["snapshot"], state, {**self._options, "episode_seeds": seed_E})
+
+    def _await(self, state: State) -> None:
+        """Wait for the result of the pending evaluation, if there is one. Raises `Unfinished` if interrupted."""
+        if self._pending is None:
+            return
+        if (answer := self._process.answer()) is None and state.status == "running" and not self._warned:
+            message = "%s: training waits for the previous evaluation; evaluate less often, or play fewer episodes"
+            logger.warning(message, self._report.name)
+            self._warned = True
+        while answer is None:
+            self._work.check(state)
+            answer = self._process.answer(_MOMENT)
+        self._take(state, answer)
+
+    def _take(self, state: State, answer: Answer) -> None:
+        """Report a result. An evaluation whose process has died is lost."""
+        pending: Any = self._pending
+        self._pending, name, epoch = None, self._report.name, pending["epoch"]
+        if answer.result is not None:
+            self._state, result = answer.state, answer.result
+            if self._same_episodes:
+                state.memory[self._seeds] = result.seed.tolist()
+            self._report.episodes(state, result, len(result.seed), epoch, pending["clocks"])
+            self._report.complete(state, result, epoch, pending["clocks"])
+            return
+        self._process.close()  # its environment may be in the middle of an episode
+        if answer.error is None:
+            message = "%s of epoch %d is lost, because its process has ended (%s); the next one starts a new process"
+            logger.warning(message, name, epoch, answer.ending)
+        elif self._drops:
+            logger.error("%s of epoch %d failed; its metrics are dropped:\n%s", name, epoch, answer.error)
+        else:
+            raise WorkerError(f"{name} of epoch {epoch} failed in its process:\n{answer.error}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the pending evaluation, and the states of policy and environment after the latest one."""
+        return {"pending": self._pending, "state": self._state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state that `state_dict` returned. The next run repeats its pending evaluation."""
+        self._process.close()
+        self._pending, self._state = state["pending"], state["state"]
+
+
+def _process_of(policy: Any, environment: Environment, store: Store | None) -> EvaluationProcess:
+    from rein.episodes.evaluation_process import EvaluationProcess  # imports packages that few runs need
+
+    if store is not None:
+        raise ValueError("evaluate_every(background=True, store=...): episodes are recorded only without background")
+    if not hasattr(policy, "builder"):
+        raise TypeError(
+            f"evaluate_every(background=True): the process cannot build {type(policy).__name__}; give a subclass of "
+            "rein.Agent or its policy"
+        )
+    return EvaluationProcess(policy.builder(environment.device), environment)
+
+
+def _chosen_seeds(state: State, name: str, episodes: int) -> list[int] | None:
+    """Return the seeds of the first evaluation, which are to be repeated, or None before it."""
+    seeds = state.memory.get(f"{name}/seeds", ())
+    if len(seeds) == episodes:
+        return seeds
+    if seeds:
+        message = "%s: the number of episodes changed from %d to %d, so new episodes are played"
+        logger.warning(message, name, len(seeds), episodes)
+    return None
 
 
 class _Leaving:
@@ -284,11 +449,6 @@ class _Leaving:
         """Select an action unless `check` raises."""
         self._check()
         return self._select(observation)
-
-
-def log_dropped(name: str, epoch: int) -> None:
-    """Log the current exception of an evaluation whose metrics are dropped."""
-    logger.exception("%s failed in epoch %d; its metrics are dropped and training continues", name, epoch)
 
 
 def _has_state(part: Any) -> bool:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import abc
 import copy
+import functools
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 import attrs
@@ -335,8 +336,7 @@ class AgentPolicy:
         self.device = agent.device if device is None else checked_device(device)
         self._agent = self._source = agent
         if self.device != agent.device:
-            options = {name: getattr(agent, name) for name in options_of(type(agent))} | {"device": self.device}
-            self._agent = type(agent)(agent.observation_space, agent.action_space, **options)  # type: ignore[call-arg]
+            self._agent = _builder(agent, self.device)()
         self._explore, self._epsilon = explore, epsilon
         self._version = -1  # number of updates of the copied parameters
         greedy = not explore and epsilon is None
@@ -398,6 +398,21 @@ class AgentPolicy:
         if self.carry is not None:
             self.carry = None if mask is None else self.carry.masked_fill(mask.unsqueeze(1), 0.0)
 
+    def builder(self, device: torch.device) -> Callable[[], AgentPolicy]:
+        """Return a function that builds this policy on a device with its own agent, for another process."""
+        return functools.partial(_built_policy, _builder(self._source, device), self._explore, self._epsilon)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a copy of the parameters and counters of the agent on the CPU. `load_snapshot` loads it."""
+        source = self._source
+        found = {name: [x.detach().cpu().clone() for x in all_] for name, all_ in parameters_of(source).items()}
+        return {"parameters": found, "env_steps": source.env_steps, "updates": source.updates}
+
+    def load_snapshot(self, snapshot: Mapping[str, Any]) -> None:
+        """Act with the parameters and counters of a `snapshot` of the same policy."""
+        load_parameters(self._agent, snapshot["parameters"])
+        self._agent.env_steps, self._agent.updates = snapshot["env_steps"], snapshot["updates"]
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the generator and the carry. Networks are part of the agent's state."""
         return {"generator": own_state(self._generator), "carry": self.carry}
@@ -409,6 +424,16 @@ class AgentPolicy:
         """
         restore_own(self._generator, state["generator"])
         self.carry = None if state["carry"] is None else state["carry"].to(self.device, copy=True)
+
+
+def _builder(agent: Agent, device: torch.device) -> Callable[[], Agent]:
+    """Return a function that builds an agent with the same options on a device."""
+    options: dict[str, Any] = {name: getattr(agent, name) for name in options_of(type(agent))} | {"device": device}
+    return functools.partial(type(agent), agent.observation_space, agent.action_space, **options)
+
+
+def _built_policy(build: Callable[[], Agent], explore: bool, epsilon: float | None) -> AgentPolicy:
+    return AgentPolicy(build(), explore, epsilon=epsilon)
 
 
 def snapshot(agent: Any, shared: Iterable[Any] = ()) -> Any:
