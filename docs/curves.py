@@ -11,7 +11,6 @@ All curves together take about half an hour on one core. `make docs` does not ru
 agents are those of `tests/benchmarks/results.py`.
 """
 
-# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import argparse

@@ -50,6 +50,7 @@ from rein.store.loading import resume as resume
 from rein.store.loading import save as save
 from rein.store.memory import MemoryStore as MemoryStore
 from rein.store.reader import open_run as open_run
+from rein.store.runs import list_runs as list_runs
 from rein.training.collection.collector import Asynchronous as Asynchronous
 from rein.training.collection.collector import FirstCome as FirstCome
 from rein.training.collection.ray_actors import RayActors as RayActors

@@ -29,6 +29,7 @@ usage: rein COMMAND ...
                                   function again: rein resume PATH my_module:make_loop
   rein evaluate RUN [--best]      evaluate the agent of a run on new episodes
   rein list                       list the recipes
+  rein runs [FOLDER]              list the runs in a folder with their status, return and options
   rein show PATH                  summarize a run or one of its files
   rein plot RUN [RUN ...]         plot learning curves, fields of an episode, or paths and values on the Gridworld
   rein replay RUN --episode N     replay stored episodes and compare them; --video records one
@@ -49,6 +50,7 @@ _COMMANDS = {  # command -> (module, function); modules are imported when needed
     "resume": ("train", "resume"),
     "sweep": ("sweep", "main"),
     "evaluate": ("evaluate", "main"),
+    "runs": ("runs", "main"),
     "show": ("run_folder", "show_command"),
     "plot": ("plot", "main"),
     "replay": ("replay", "main"),

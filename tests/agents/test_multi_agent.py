@@ -289,3 +289,19 @@ def test_groups_learn_different_policies() -> None:
     returns = rein.evaluate(agent, env, 24).group_returns(env)
     assert returns["hunter"].tolist() == [10.0] * 16
     assert returns["prey"].tolist() == [10.0] * 8
+
+
+@pytest.mark.slow
+def test_background_evaluation_equals_that_in_the_foreground():
+    def run(background):
+        env, found = tag(), []
+        loop = rein.training_loop(multi_agent(env), env, epochs=2, iterations=8)
+        options = {"episodes": 3, "max_episode_steps": 9, "background": background}
+        rein.evaluate_every(loop, loop.parts["agent"], tag(seed=1), **options)
+        loop.evaluation_completed(lambda state: found.append(state.evaluation.result.episode_return.tolist()))
+        loop.run()
+        return found, copy_state(loop.parts["agent"].state_dict())
+
+    (expected, state), (found, other) = run(False), run(True)
+    assert found == expected and len(found) == 2
+    assert first_difference(state, other) is None

@@ -1,6 +1,5 @@
 """Stored episodes are reproduced bit by bit, and differences are found."""
 
-# pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportIncompatibleMethodOverride=false
 from __future__ import annotations
 
 import importlib

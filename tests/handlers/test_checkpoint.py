@@ -1,6 +1,5 @@
 """Checkpoints: events, filters, rules for files to keep, and objects without an owner."""
 
-# pyright: reportOptionalMemberAccess=false, reportArgumentType=false, reportPossiblyUnboundVariable=false
 from __future__ import annotations
 
 import functools

@@ -71,26 +71,3 @@ def test_evaluation_does_not_change_training(name: str) -> None:
 @pytest.mark.parametrize("name", AGENTS)
 def test_background_evaluation_does_not_change_training(name: str) -> None:
     assert check_unchanged(name, background=True) == trained(name, False)[1]
-
-
-@pytest.mark.slow
-def test_background_evaluation_of_a_multi_agent() -> None:
-    def run(background: bool | None) -> tuple[Any, list[Any]]:
-        environment = rein.envs.Navigation(worlds=2, seed=0)
-        agents = {
-            g: rein.PPO(group, hidden=(8,), rollout_steps=8, minibatches=1) for g, group in environment.groups.items()
-        }
-        loop = rein.training_loop(rein.MultiAgent(environment, agents, seed=0), environment, epochs=2, iterations=8)
-        found = []
-        if background is not None:
-            other = rein.envs.Navigation(worlds=2, seed=1)
-            evaluate_every(loop, loop.parts["agent"], other, episodes=2, max_episode_steps=9, background=background)
-            found = results(loop)
-        loop.run()
-        return loop.parts["agent"].state_dict(), found
-
-    (state, _), (foreground, expected), (background, found) = run(None), run(False), run(True)
-    assert found == expected and len(found) == 2
-    for other in (foreground, background):
-        for (_, one), (_, same) in zip(leaves(state), leaves(other), strict=True):
-            assert torch.equal(one, same) if isinstance(one, torch.Tensor) else one == same

@@ -1,0 +1,147 @@
+"""List the runs in a folder, from their small files: `run.json`, `metrics.csv` and the lock of the folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from rein.errors import StoreError
+from rein.files import absolute, read_json
+from rein.store.folder import TRAJECTORIES
+from rein.store.lock import is_locked
+from rein.store.metrics import EPOCHS, CSVTable
+
+RETURNS = ("episode_return_100", "episode_return", "evaluation_return")
+_IGNORED = ("threads", "run", "resume", "quiet", "debug")  # options of a recipe that do not change results
+_STATUSES = ("completed", "solved", "halted", "interrupted", "failed")  # that `run.json` can contain
+
+
+@attrs.frozen
+class RunSummary:
+    """Summary of a run, see `rein.list_runs`.
+
+    Attributes:
+        path: Folder of the run.
+        status: "running", "solved" (reached the target of `rein.solved`), "completed" (reached its limit), "halted",
+            "interrupted" (can be resumed), "failed" (raised an exception), "killed" (ended without a status), or
+            "damaged".
+        note: Reason of a halt or an interrupt, exception of a failure, or what is damaged; None without one.
+        name: Recipe, or agent and environment.
+        options: Options of the recipe, or of the agent and the environment, by name.
+        metrics: Last finite value of each metric, and of each clock.
+    """
+
+    path: Path
+    status: str
+    note: str | None = None
+    name: str = ""
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    metrics: Mapping[str, float] = attrs.field(factory=dict)
+
+    @property
+    def mean_return(self) -> float:
+        """Mean return of the last 100 training episodes, or of the last epoch before 100 have ended; NaN if unknown."""
+        return next((self.metrics[name] for name in RETURNS if name in self.metrics), math.nan)
+
+    @property
+    def env_steps(self) -> int:
+        """Number of env steps at the end of the last epoch."""
+        return int(self.metrics.get("env_steps", 0))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of running, over all resumes, at the end of the last epoch."""
+        return self.metrics.get("seconds", 0.0)
+
+
+def list_runs(folder: str | os.PathLike[str] = "runs") -> list[RunSummary]:
+    """Return a summary of each run in a folder and its subfolders, sorted by path.
+
+    The folder may be the folder of one run. Folders inside of a run, such as recorded evaluations, are not listed. A
+    run that cannot be read has the status "damaged". A run that has not ended is "running" if a process has locked its
+    folder, and "killed" otherwise. On file systems without locks, running runs are shown as killed.
+
+    Example:
+        >>> [run.path for run in rein.list_runs("runs") if run.status == "killed"]
+
+    Raises:
+        StoreError: If the folder does not exist.
+    """
+    folder = absolute(folder)
+    if not folder.is_dir():
+        raise StoreError(f"{folder}: no runs, because the folder does not exist")
+    return [_summary(path) for path in sorted(_folders(folder), key=_natural)]
+
+
+def differing(runs: Sequence[RunSummary]) -> list[str]:
+    """Return the names of the options that have several values among the runs that have them."""
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        for name, value in run.options.items():
+            values.setdefault(name, set()).add(json.dumps(value, sort_keys=True))
+    return [name for name, found in values.items() if len(found) > 1]
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    for path, inner, files in os.walk(folder):
+        if "run.json" in files or EPOCHS in files or TRAJECTORIES in inner:
+            inner.clear()
+            yield Path(path)
+        inner[:] = [name for name in inner if not name.startswith(".")]
+
+
+def _natural(path: Path) -> list[Any]:
+    """Return a key that sorts `seed-2` before `seed-10`."""
+    return [
+        [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)] for name in path.parts
+    ]
+
+
+def _summary(path: Path) -> RunSummary:
+    try:
+        info = _info(path)
+        name, options = _described(info)
+        metrics = {}
+        for column, values in CSVTable(path / EPOCHS).refresh().items():
+            if values.dtype.kind == "f" and len(finite := values[np.isfinite(values)]):
+                metrics[column] = float(finite[-1])
+        ended = info.get("ended")
+        ended = ended if isinstance(ended, Mapping) and ended.get("status") in _STATUSES else None
+        if ended is not None:
+            status, reason = str(ended["status"]), ended.get("reason")
+            return RunSummary(path, status, None if reason is None else str(reason), name, options, metrics)
+        return RunSummary(path, "running" if is_locked(path) else "killed", None, name, options, metrics)
+    except StoreError as error:
+        return RunSummary(path, "damaged", str(error))
+    except Exception as error:  # files of a run may contain anything, and one run must not end the listing
+        return RunSummary(path, "damaged", f"its files cannot be read: {error!r}")
+
+
+def _info(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path / "run.json")
+    except (OSError, ValueError) as error:
+        raise StoreError(f"run.json cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _described(info: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of a run from its `run.json`."""
+    parts = info["parts"]
+    if "recipe" in parts:
+        recipe = parts["recipe"]["config"]
+        return str(recipe["name"]), {k: v for k, v in recipe["options"].items() if k not in _IGNORED}
+    found = {part: parts.get(part, {}).get("config", {}) for part in ("agent", "environment")}
+    kinds = [str(parts.get(part, {}).get("type", "?")).rpartition(".")[2] for part in found]
+    kinds[1] = str(found["environment"].get("id", kinds[1]))
+    options = {f"{part}.{name}": value for part, config in found.items() for name, value in config.items()}
+    if options.get("environment.seed") == options.get("agent.seed"):
+        options.pop("environment.seed", None)
+    return " in ".join(kinds), options
