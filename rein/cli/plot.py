@@ -48,7 +48,8 @@ def _options(
 ) -> None:
     """Plot learning curves of runs, or for one run fields of episodes, or paths and values on the Gridworld.
 
-    Runs that differ only in their seeds are one curve: their mean, with its 95% bootstrap interval.
+    Runs that differ only in their seeds are one curve: their mean, with its 95% bootstrap interval. A run that ended
+    earlier than the others keeps its last value in the mean.
 
     Args:
         runs: folders of runs.

@@ -99,7 +99,7 @@ class Curve(NamedTuple):
 
 
 class Band(NamedTuple):
-    """Mean of several curves over their common range, with its confidence interval."""
+    """Mean of several curves with its confidence interval."""
 
     x: np.ndarray  # (X,)
     mean: np.ndarray  # (X,)
@@ -120,17 +120,17 @@ def curve_of(clock: np.ndarray, metric: np.ndarray) -> Curve:
 def band(curves: Sequence[Curve], *, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> Band:
     """Return the mean of the curves and its bootstrap confidence interval over the S curves, from R resamples.
 
-    The interval is the pointwise percentile interval (Efron 1979). Curves are interpolated linearly. The band covers
-    the range that all curves share, and is empty if there is none.
+    The interval is the pointwise percentile interval (Efron 1979). Curves are interpolated linearly. The band begins
+    where all curves have begun, and ends with the longest one. A curve that ends earlier, for instance because its run
+    was solved, keeps its last value. Otherwise, the mean would change when a run ends.
 
     Raises ValueError for a curve without points.
     """
     if not curves or any(not len(curve.x) for curve in curves):
         raise ValueError("band(curves): a curve has no points; leave it out")
-    first, last = max(curve.x[0] for curve in curves), min(curve.x[-1] for curve in curves)
     x = np.unique(np.concatenate([curve.x for curve in curves]))
-    x = x[(x >= first) & (x <= last)]
-    x = x[np.unique(np.linspace(0, len(x) - 1, min(len(x), _BAND_POINTS)).round().astype(np.int64))] if len(x) else x
+    x = x[x >= max(curve.x[0] for curve in curves)]
+    x = x[np.unique(np.linspace(0, len(x) - 1, min(len(x), _BAND_POINTS)).round().astype(np.int64))]
     y_SX = np.stack([np.interp(x, curve.x, curve.y) for curve in curves])
     count = len(curves)
     drawn_RS = torch.randint(count, (resamples, count), generator=generator(seed, "bootstrap"), device="cpu").numpy()
@@ -144,16 +144,24 @@ def draw_curves(
 ) -> None:
     """Draw one line per label: a single curve, or the mean of several with its band and thin single curves.
 
+    A dotted line continues a curve that ends before the longest one of its label, as in the mean, see `band`.
+
     Raises ValueError if a label has no curve, or a curve without points.
     """
+    held = False
     for index, (label, group) in enumerate(curves.items()):
         colour, style = COLOURS[index % len(COLOURS)], STYLES[index % len(STYLES)]
         how = {"color": colour, "linestyle": style, "marker": "o" if max(len(c.x) for c in group) < 2 else ""}
         if len(group) == 1:
             axes.plot(*group[0], label=readable(label), linewidth=1.8, **how)
             continue
+        last = max(curve.x[-1] for curve in group if len(curve.x))
         for curve in group:
             axes.plot(*curve, color=colour, linewidth=0.7, alpha=0.35)
+            if curve.x[-1] < last:
+                ends = [curve.x[-1], last], [curve.y[-1]] * 2
+                axes.plot(*ends, ":o", color=colour, linewidth=1.2, alpha=0.8, markersize=4, markevery=[0])
+                held = True
         found = band(group, level=level)
         axes.fill_between(found.x, found.low, found.high, color=colour, alpha=0.2, linewidth=0)
         axes.plot(found.x, found.mean, label=f"{readable(label)} ({len(group)} seeds)", linewidth=1.8, **how)
@@ -163,7 +171,9 @@ def draw_curves(
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)
     if any(len(group) > 1 for group in curves.values()):
-        axes.set_title(f"mean over seeds, {level:.0%} bootstrap interval; thin: single runs", fontsize="medium")
+        title = f"mean over seeds, {level:.0%} bootstrap interval; thin: single runs"
+        note = "\ndots: runs that ended earlier, and keep their last value in the mean (dotted)" if held else ""
+        axes.set_title(title + note, fontsize="medium")
 
 
 def _named(metric: str) -> str:

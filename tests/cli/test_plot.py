@@ -92,11 +92,15 @@ class TestBand:
         wide, narrow = band(curves, level=0.99), band(curves, level=0.5)
         assert (wide.low < narrow.low).all() and (wide.high > narrow.high).all()
 
-    def test_band_covers_the_common_range(self) -> None:
+    def test_band_begins_with_the_last_curve_and_ends_with_the_longest(self) -> None:
         found = band([curve(np.zeros(10)), curve(np.ones(6), start=2.0)])
-        assert (found.x[0], found.x[-1]) == (2.0, 7.0)
+        assert (found.x[0], found.x[-1]) == (2.0, 9.0)
         assert np.allclose(found.mean, 0.5)
-        assert len(band([curve([1, 2]), curve([1, 2], start=9.0)]).x) == 0
+
+    def test_curve_that_ends_early_keeps_its_last_value(self) -> None:
+        found = band([curve([0, 10]), curve([0, 1, 2, 3])])
+        assert found.mean.tolist() == [0.0, 5.5, 6.0, 6.5]
+        assert (found.low <= found.mean).all() and (found.mean <= found.high).all()
 
     def test_curves_are_interpolated_linearly(self) -> None:
         found = band(
@@ -169,6 +173,18 @@ class TestCurves:
             for column in columns
         ]
         assert choose_metric(without, None, "env_steps") == "evaluation_return"
+
+    def test_plot_says_that_runs_ended_early(self) -> None:
+        drawn = axes()
+        draw_curves(drawn, {"a": [curve([1, 2, 3]), curve([2, 3])]}, metric="episode_return")
+        assert "keep their last value" in drawn.get_title()
+        dotted = [line for line in drawn.lines if line.get_linestyle() == ":"]
+        assert [line.get_xydata().tolist() for line in dotted] == [[[1.0, 3.0], [2.0, 3.0]]]
+
+    def test_plot_of_runs_of_equal_length_says_nothing_about_ends(self) -> None:
+        drawn = axes()
+        draw_curves(drawn, {"a": [curve([1, 2]), curve([2, 3])], "b": [curve([1])]}, metric="episode_return")
+        assert "keep their last value" not in drawn.get_title()
 
     def test_lines_have_labels_and_axes_have_units(self) -> None:
         drawn = axes()
