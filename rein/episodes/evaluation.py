@@ -25,7 +25,7 @@ from rein.foreign_names import check_keywords
 from rein.ops.statistics import interquartile_mean
 from rein.ops.trees import to_device
 from rein.protocols import AgentProtocol, Environment, Policy, Replayable
-from rein.types import Tree
+from rein.types import TimeStep, Tree
 
 _DTYPES = (torch.float64, torch.int64, torch.bool)
 SUCCESS = ("is_success", "success")  # entries of infos that report success, in order of preference
@@ -265,18 +265,27 @@ def _play(
             kept = valid_N & round.counted_N, (truncated_N & valid_N | lost_N) & round.counted_N
             recorder.record(observation, action, to_device(extras or {}, device), time_step, *kept, seed_N, options)
         ended_N = terminated_N | truncated_N
-        reported_N = next((time_step.info[name] for name in SUCCESS if name in time_step.info), None)
-        if reported_N is not None:
-            success_N = torch.where(active_N & ended_N, reported_N.reshape(num_envs).long(), success_N)
+        success_N = torch.where(active_N & ended_N, _success_of(time_step, success_N), success_N)
         active_N = active_N & ~ended_N
         observation = time_step.observation
         policy.reset((time_step.terminated | time_step.truncated).to(policy_device))
     if recorder is not None:
         recorder.end(observation)
-    if wrong := (~return_N.isfinite() & round.counted_N).nonzero().flatten().tolist():
+    _check_returns(return_N, seed_N, round.counted_N)
+    return Evaluation(return_N, length_N, terminated_N, truncated_N, seed_N, success_N)
+
+
+def _success_of(time_step: TimeStep, unknown_N: Tensor) -> Tensor:
+    """Return the success that the info of a step reports, (N,) int64, or `unknown_N`."""
+    reported = next((time_step.info[name] for name in SUCCESS if name in time_step.info), None)
+    return unknown_N if reported is None else reported.reshape(unknown_N.shape).long()
+
+
+def _check_returns(return_N: Tensor, seed_N: Tensor, counted_N: Tensor) -> None:
+    """Raise NonFiniteError if a counted return is NaN or infinite."""
+    if wrong := (~return_N.isfinite() & counted_N).nonzero().flatten().tolist():
         n = wrong[0]
         raise NonFiniteError(
             f"evaluate: a reward of environment {n} is not finite: the return of the episode with seed "
             f"{int(seed_N[n])} is {float(return_N[n])}"
         )
-    return Evaluation(return_N, length_N, terminated_N, truncated_N, seed_N, success_N)

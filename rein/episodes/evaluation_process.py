@@ -1,14 +1,14 @@
 """Evaluate the policy of an agent in a process of its own.
 
-The process is a new Python interpreter. Requests and answers are pickled to its standard input and from its standard
-output. It ends as soon as its standard input is closed, also during an evaluation, so it never outlives its parent.
+The process is a new Python interpreter. Requests come from its standard input, and answers go to its standard output.
+It ends as soon as its standard input is closed, also during an evaluation, so it never outlives its parent.
 """
 
 from __future__ import annotations
 
-import contextlib
+import json
+import multiprocessing
 import os
-import pickle
 import queue
 import subprocess
 import sys
@@ -16,17 +16,18 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import torch
-from gymnasium.vector.utils import CloudpickleWrapper
 
 from rein.envs.gymnasium.async_vector_env import ending
+from rein.envs.gymnasium.worker import CloudpickleWrapper, dumps, loads
 from rein.episodes.evaluation import Evaluation, evaluate
 from rein.ops.trees import to_device
 
 _PROGRAM = (
-    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from rein.episodes.evaluation_process import serve; serve()"
 )
 _CPU = torch.device("cpu")
@@ -56,7 +57,7 @@ class EvaluationProcess:
 
     def __init__(self, build: Callable[[], Any], environment: Any) -> None:
         try:
-            self._parts = pickle.dumps(CloudpickleWrapper((build, environment)))  # type: ignore[arg-type]  # any object
+            self._parts = _packed((build, environment))
         except Exception as error:  # custom objects may raise anything
             kind = type(environment).__name__
             raise TypeError(
@@ -79,17 +80,23 @@ class EvaluationProcess:
         first = []
         if self._process is None or self._process.poll() is not None:
             self.close()
+            theirs, self._requests = multiprocessing.Pipe(duplex=False)
+            self._results, theirs_too = multiprocessing.Pipe(duplex=False)
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [sys.executable, "-P", "-c", _PROGRAM, json.dumps(sys.path)],
+                stdin=theirs.fileno(),
+                stdout=theirs_too.fileno(),
                 start_new_session=True,  # a terminal sends Ctrl-C to all processes of a session
             )
+            theirs.close()
+            theirs_too.close()
             self._end = weakref.finalize(self, _kill, self._process)
-            first = [sys.path, self._parts, pickle.dumps(state)]
-        messages = [*first, pickle.dumps((snapshot, options))]  # a copy, because training goes on
+            first = [self._parts, _packed(state)]
+        messages = [*first, _packed((snapshot, options))]  # a copy, because training goes on
         self._answers = queue.SimpleQueue()
-        threading.Thread(target=_exchange, args=(self._process, messages, self._answers), daemon=True).start()
+        threading.Thread(
+            target=_exchange, args=(self._requests, self._results, messages, self._answers), daemon=True
+        ).start()
 
     def answer(self, seconds: float = 0.0) -> Answer | None:
         """Return the answer to the request, or None if there is none after `seconds`."""
@@ -113,48 +120,55 @@ class EvaluationProcess:
 def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     process.wait()
-    for stream in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError):  # data of a request was not sent
-            stream.close()  # type: ignore[union-attr]  # both are pipes
 
 
-def _exchange(process: Any, messages: list[Any], answers: queue.SimpleQueue[Answer | None]) -> None:
+def _packed(value: Any) -> bytes:
+    """Return pickled data, also of functions and classes of the main program."""
+    return dumps(CloudpickleWrapper(value))
+
+
+def _unpacked(data: bytes) -> Any:
+    return loads(data).fn
+
+
+def _exchange(
+    requests: Connection, results: Connection, messages: list[bytes], answers: queue.SimpleQueue[Answer | None]
+) -> None:
     """Send messages and put the answer, or None if the process ends without one. Runs in a thread, because it waits."""
     try:
         for message in messages:
-            pickle.dump(message, process.stdin)
-        process.stdin.flush()
-        answers.put(pickle.load(process.stdout))
-    except (OSError, ValueError, EOFError, pickle.UnpicklingError):  # the process has ended, or its pipes are closed
+            requests.send_bytes(message)
+        answers.put(_unpacked(results.recv_bytes()))
+    except (OSError, EOFError):  # the process has ended
         answers.put(None)
 
 
 def serve() -> None:
     """Answer the requests on standard input until it closes. Runs in the process."""
-    output = os.fdopen(os.dup(1), "wb")
+    output = Connection(os.dup(1), readable=False)
     os.dup2(2, 1)  # the environment may print
     torch.set_num_threads(1)
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(messages,), daemon=True).start()
     parts, failure = None, Answer()
     try:
-        build, environment = pickle.loads(messages.get()).fn
+        build, environment = _unpacked(messages.get())
         made = build(), environment
-        _load(made, pickle.loads(messages.get()))
+        _load(made, _unpacked(messages.get()))
         parts = made
     except Exception:  # sent to the parent
         failure = Answer(error=traceback.format_exc())
     while True:
         request = messages.get()
-        pickle.dump(failure if parts is None else _evaluated(parts, request), output)
-        output.flush()
+        output.send_bytes(_packed(failure if parts is None else _evaluated(parts, request)))
 
 
 def _receive(messages: queue.SimpleQueue[bytes]) -> None:
     """Receive messages until the parent closes the pipe or ends. Then the process ends immediately."""
+    requests = Connection(0, writable=False)
     try:
         while True:
-            messages.put(pickle.load(sys.stdin.buffer))
+            messages.put(requests.recv_bytes())
     finally:
         os._exit(0)
 
@@ -168,7 +182,7 @@ def _load(parts: tuple[Any, Any], states: list[Any] | None) -> None:
 def _evaluated(parts: tuple[Any, Any], request: bytes) -> Answer:
     policy, environment = parts
     try:
-        snapshot, options = pickle.loads(request)
+        snapshot, options = _unpacked(request)
         policy.load_snapshot(snapshot)
         result = to_device(evaluate(policy, environment, **options), _CPU)
         states = [part.state_dict() if hasattr(part, "state_dict") else None for part in parts]

@@ -37,7 +37,7 @@ from rein.networks.heads import check_mask, choices, is_continuous
 from rein.networks.reserved import ACTION_MASK, CRITIC_OBSERVATION, entry, mask_of
 from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, generator, own_state, restore_own
-from rein.ops.trees import checked_device, leaves
+from rein.ops.trees import checked_device, leaves, map_tree
 from rein.schedules import Schedule
 from rein.types import Group, Transition, Tree
 
@@ -405,7 +405,7 @@ class AgentPolicy:
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of the parameters and counters of the agent on the CPU. `load_snapshot` loads it."""
         source = self._source
-        found = {name: [x.detach().cpu().clone() for x in all_] for name, all_ in parameters_of(source).items()}
+        found = map_tree(lambda x: x.detach().to("cpu", copy=True), parameters_of(source))
         return {"parameters": found, "env_steps": source.env_steps, "updates": source.updates}
 
     def load_snapshot(self, snapshot: Mapping[str, Any]) -> None:
