@@ -121,7 +121,7 @@ def evaluated(tmp_path_factory):
     agent = PPO(environment.single_observation_space, environment.single_action_space, hidden=(8,), seed=0)
     loop = rein.training_loop(agent, environment, path, seed=0, iterations=40)
     rein.evaluate_every(loop, agent, test, episodes=2, every=1)
-    rein.checkpoint(loop, event="evaluated")
+    rein.checkpoint(loop, event="evaluation_completed")
     loop.run(epochs=2)
     return path
 
