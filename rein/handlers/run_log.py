@@ -7,10 +7,12 @@ import shlex
 import sys
 from pathlib import Path
 
-from rein.files import open_file
+from rein.errors import StoreError
+from rein.files import open_file, read_file
 from rein.handlers.output import ending
 from rein.loop import Loop
 from rein.loop.state import State
+from rein.store.format.sealed import write_whole
 
 logger = logging.getLogger("rein")
 
@@ -56,11 +58,13 @@ class _File(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Append a message. After an error, no further messages are written."""
         try:
+            if self._path.exists() and self._path.lstat().st_nlink > 1:  # for example a copy made by `cp -al`
+                write_whole(self._path, read_file(self._path))
             with open_file(self._path, "ab", buffering=0) as file:
                 file.write(f"{self.format(record)}\n".encode(errors="backslashreplace"))
-        except OSError as error:
+        except (OSError, StoreError) as error:
             self.setLevel(logging.CRITICAL + 1)
-            logger.warning("%s: cannot be written: %s; the run continues without", self._path, error.strerror)
+            logger.warning("%s cannot be written: %s; the run continues without it", self._path, error)
 
     def end(self) -> None:
         """Receive no more messages."""
