@@ -65,9 +65,10 @@ def test_tensorboard_reads_metrics_options_and_media(tmp_path: Path, caplog: pyt
 
 
 def test_wandb_writes_an_offline_run_with_metrics_and_media(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb")
     run(WandbLogger(project="mine", mode="offline", dir=tmp_path, settings={"silent": True, "console": "off"}))
     assert not [record for record in caplog.records if record.name == "rein"]
+    wandb.teardown()  # waits for the process that writes the file
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
     (file,) = folder.glob("*.wandb")
     content = file.read_bytes()
