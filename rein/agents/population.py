@@ -27,9 +27,9 @@ class Population:
     """S agents of one class that learn independently, each in its own environments, with its own seed and options.
 
     Learner i has the rows i * N to (i + 1) * N - 1 of an environment with S * N rows. It learns as an agent that trains
-    alone in these environments would. PPO and A2C with multilayer perceptrons compute the steps of all learners
-    together on the CPU, which is several times as fast as one run after the other for small networks. Results then
-    differ from those of single agents by rounding.
+    alone in these environments would. PPO and A2C with multilayer perceptrons of equal shapes compute the steps of all
+    learners together, which takes less time for small networks. Results then differ from those of single agents by
+    rounding.
 
     A metric `x` is the mean over the learners, and `x_per_learner` (S,) has their values. `env_steps` and `updates`
     count those of one learner, and so do schedules.
@@ -46,14 +46,23 @@ class Population:
         env: environment with S * N rows.
         learners: number of learners S.
         seed: seed of the first learner, of which the others have the following numbers, or a list of all seeds.
-        options: options of the agents. A list or array of S values has one for each learner.
+        options: options of the agents. A list or array of S values has one for each learner, except for options that
+            are lists themselves, such as `hidden`.
 
     Raises:
         TypeError: if `kind` is not a subclass of `rein.Agent`, or for an unknown option.
         ValueError: if the rows of the environment or a list of values cannot be split into S parts.
     """
 
-    def __init__(self, kind: type[Agent], env: Any, *, learners: int, seed: int | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        kind: type[Agent],
+        env: Any,
+        *,
+        learners: int,
+        seed: int | Sequence[int] | np.ndarray | None = None,
+        **options: Any,
+    ) -> None:
         if not (isinstance(kind, type) and issubclass(kind, Agent)):
             raise TypeError(f"Population({kind!r}): give a class of agents, such as rein.PPO")
         if learners < 1 or env.num_envs % learners:
@@ -63,7 +72,8 @@ class Population:
             )
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.kind, self._options = kind, options
-        self._seeds = None if seed is None or isinstance(seed, int) else list(seed)  # given for each learner
+        # given for each learner
+        self._seeds = None if seed is None or isinstance(seed, int | np.integer) else [int(mine) for mine in seed]
         if self._seeds is not None:
             options = {**options, "seed": self._seeds}
         each = [_options_of(kind, options, number, learners) for number in range(learners)]

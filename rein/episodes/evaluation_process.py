@@ -141,6 +141,8 @@ def _exchange(
         answers.put(_unpacked(results.recv_bytes()))
     except (OSError, EOFError):  # the process has ended
         answers.put(None)
+    except Exception:  # unpickling runs code of custom classes
+        answers.put(Answer(error=traceback.format_exc()))
 
 
 def serve() -> None:
@@ -150,17 +152,17 @@ def serve() -> None:
     torch.set_num_threads(1)
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(messages,), daemon=True).start()
-    parts, failure = None, Answer()
+    parts, failure = None, b""
     try:
         build, environment = _unpacked(messages.get())
         made = build(), environment
         _load(made, _unpacked(messages.get()))
         parts = made
     except Exception:  # sent to the parent
-        failure = Answer(error=traceback.format_exc())
+        failure = _packed(Answer(error=traceback.format_exc()))
     while True:
         request = messages.get()
-        output.send_bytes(_packed(failure if parts is None else _evaluated(parts, request)))
+        output.send_bytes(failure if parts is None else _evaluated(parts, request))
 
 
 def _receive(messages: queue.SimpleQueue[bytes]) -> None:
@@ -179,13 +181,14 @@ def _load(parts: tuple[Any, Any], states: list[Any] | None) -> None:
             part.load_state_dict(state)
 
 
-def _evaluated(parts: tuple[Any, Any], request: bytes) -> Answer:
+def _evaluated(parts: tuple[Any, Any], request: bytes) -> bytes:
+    """Return a packed answer."""
     policy, environment = parts
     try:
         snapshot, options = _unpacked(request)
         policy.load_snapshot(snapshot)
         result = to_device(evaluate(policy, environment, **options), _CPU)
         states = [part.state_dict() if hasattr(part, "state_dict") else None for part in parts]
-        return Answer(result, to_device(states, _CPU))
+        return _packed(Answer(result, to_device(states, _CPU)))
     except Exception:  # sent to the parent
-        return Answer(error=traceback.format_exc())
+        return _packed(Answer(error=traceback.format_exc()))

@@ -66,7 +66,7 @@ class EarlyStop(Improvement):
 
     def halt_if_exhausted(self, state: State) -> None:
         """Halt if patience is exhausted, in this run or in the run that it resumes. Handler of `started`."""
-        if self.exhausted:
+        if self.exhausted and state.status == "running":  # the last evaluation may end in `completed`
             state.halt_loop(
                 f"{self.metric} has not improved {self.since} times in a row; its best value is {self.best:.5g}"
             )

@@ -92,7 +92,8 @@ def evaluate_every(
     for the last one, and a resumed run repeats one that was interrupted. If the process dies, its evaluation is lost
     with a warning, and the next evaluation starts a new process. The copied parameters act on the device of the
     environment. Do not combine `background` with `checkpoint(keep_best=...)`: when a result arrives, the agent has
-    other parameters.
+    other parameters. Attach handlers that read the metrics, such as `early_stop` and `solved`, with
+    `event="evaluation_completed"`: the metrics exist only when a result arrives, the last one after the last epoch.
 
     Args:
         loop: Loop to attach to.

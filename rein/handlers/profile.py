@@ -15,6 +15,7 @@ from rein.loop.checks import limit
 from rein.loop.state import State
 
 logger = logging.getLogger("rein")
+_running: list[torch.profiler.profile] = []  # of all loops, at most one
 
 
 def profile(
@@ -34,6 +35,7 @@ def profile(
 
     Raises:
         ValueError: If `skip` or `iterations` is less than 1.
+        RuntimeError: When a run begins, if another profile is running. PyTorch supports one at a time.
     """
     wait, active = (limit(f"profile({name})", value) for name, value in (("skip", skip), ("iterations", iterations)))
     target = Path(path).absolute()  # a handler may change the current folder
@@ -44,17 +46,21 @@ def profile(
         logger.info("wrote a trace of the profiler to %s", target)
 
     def start(state: State) -> None:
+        if _running:  # PyTorch would crash
+            raise RuntimeError("profile: another profile is running; call rein.profile for one loop, and only once")
         activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * torch.cuda.is_available()]
         schedule = torch.profiler.schedule(wait=(wait or 1) - 1, warmup=1, active=active or 1, repeat=1)
         profiler = torch.profiler.profile(
-            activities=activities, schedule=schedule, on_trace_ready=write, **options
+            **{"activities": activities, **options}, schedule=schedule, on_trace_ready=write
         ).__enter__()
-        running.append(profiler)
+        _running.append(profiler)
         loop.cleanups.append(stop)
 
     def stop() -> None:
-        running.pop().__exit__(None, None, None)
+        profiler = _running.pop()
+        profiler.__exit__(None, None, None)
+        if profiler.step_num < (wait or 1):
+            logger.warning("profile: no trace, because the run ended within the first %d iterations (skip=)", wait)
 
-    running: list[torch.profiler.profile] = []
     loop.started.attach(start)
-    loop.iteration_completed.attach(lambda state: running[0].step())
+    loop.iteration_completed.attach(lambda state: _running[0].step())

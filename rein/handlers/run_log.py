@@ -28,10 +28,14 @@ def run_log(loop: Loop, path: Path) -> None:
 
     @loop.started.wire
     def begin(state: State) -> None:
-        loop.cleanups.append(file.end)
         logger.addHandler(file)
         command = shlex.join(sys.argv)
         file.note(logging.INFO, f"{'resumed' if loop.resumed else 'started'} in epoch {state.epoch}: {command}")
+
+    def end_last(loop: Loop, state: State) -> None:
+        loop.cleanups.insert(0, file.end)  # after loggers have reported lost rows
+
+    loop.started.observe(end_last)
 
     def end(loop: Loop, state: State) -> None:
         failure = sys.exc_info()[0] is not None and state.status == "failed"

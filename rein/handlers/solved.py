@@ -43,7 +43,7 @@ def solved(
         clocks = {name: getattr(state.clocks, name) for name in ("env_steps", "episodes", "seconds")}
         key = rule_key if "solved" in state.memory else "solved"
         state.memory[key] = {**rule, "value": value, **clocks}
-        if stop:
+        if stop and state.status == "running":  # the last evaluation may end in `completed`
             state.halt_loop("solved")
 
     @loop.started

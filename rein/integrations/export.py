@@ -95,8 +95,10 @@ def _greedy(policy: Any) -> AgentPolicy:
     if isinstance(policy, Agent):
         policy = policy.policy()
     if not isinstance(policy, AgentPolicy):
-        hint = "; export the policies of its groups: policy.policies[name]" if hasattr(policy, "policies") else ""
-        raise TypeError(f"export({type(policy).__name__}): use the policy of a rein.Agent{hint}")
+        raise TypeError(
+            f"export({type(policy).__name__}): use a rein.Agent or its policy. Export the agents of a MultiAgent or "
+            "Population one by one: policy.policies[name]"
+        )
     return policy
 
 

@@ -63,7 +63,7 @@ def model_card(path: Path, facts: Facts) -> str:
     )
     notes = "N is the number of observations. Actions are the most likely ones, in the units of the action space.\n"
     if "carry" in facts.inputs:
-        notes += "The carry is the memory of the policy: zeros begin an episode, and each step needs the last one.\n"
+        notes += "The carry is the memory of the policy. Zeros begin an episode; pass `next_carry` to the next step.\n"
     loading = "".join(
         f"\n{text}\n\n```python\n{code}\n```\n"
         for suffix, (text, code) in _loading(path, facts).items()

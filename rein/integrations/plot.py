@@ -155,14 +155,14 @@ def draw_curves(
         if len(group) == 1:
             axes.plot(*group[0], label=readable(label), linewidth=1.8, **how)
             continue
-        last = max(curve.x[-1] for curve in group if len(curve.x))
+        found = band(group, level=level)
+        last = max(curve.x[-1] for curve in group)
         for curve in group:
             axes.plot(*curve, color=colour, linewidth=0.7, alpha=0.35)
             if curve.x[-1] < last:
                 ends = [curve.x[-1], last], [curve.y[-1]] * 2
                 axes.plot(*ends, ":o", color=colour, linewidth=1.2, alpha=0.8, markersize=4, markevery=[0])
                 held = True
-        found = band(group, level=level)
         axes.fill_between(found.x, found.low, found.high, color=colour, alpha=0.2, linewidth=0)
         axes.plot(found.x, found.mean, label=f"{readable(label)} ({len(group)} seeds)", linewidth=1.8, **how)
     axes.set_xlabel(_UNITS.get(clock, clock.replace("_", " ")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -58,8 +59,9 @@ def run(loop: Loop, source: Batches | None) -> Iterator[State]:
     finally:
         loop.running = False
         state.clocks.stop()
-        while loop.cleanups:
-            loop.cleanups.pop()()
+        with contextlib.ExitStack() as cleanups:  # calls the last one first, and all of them even if one raises
+            while loop.cleanups:
+                cleanups.callback(loop.cleanups.pop(0))
 
 
 def _finish_postponed(loop: Loop) -> None:

@@ -146,8 +146,8 @@ class Accumulator:
             )
 
     def read(self) -> Any:
-        """Return the value so far, on its device; NaN if nothing was reported."""
-        if self.count == 0:
+        """Return the value so far, on its device; NaN if nothing was reported, or if all weights are zero."""
+        if self.count == 0 or (self._averages and self.divisor == 0.0):
             return math.nan
         return self.accumulated / self.divisor if self._averages else self.accumulated
 

@@ -17,10 +17,11 @@ from rein.errors import StoreError
 from rein.files import absolute, read_json
 from rein.store.folder import TRAJECTORIES
 from rein.store.lock import is_locked
-from rein.store.metrics import EPOCHS, CSVTable
+from rein.store.metrics import EPOCHS, EVALUATIONS, CSVTable
 
 RETURNS = ("episode_return_100", "episode_return", "evaluation_return")
 _IGNORED = ("threads", "run", "resume", "quiet", "debug")  # options of a recipe that do not change results
+_EVALUATED = ("return", "length", "success_rate")  # columns of evaluations.csv, by their first letters
 _STATUSES = ("completed", "solved", "halted", "interrupted", "failed")  # that `run.json` can contain
 
 
@@ -36,7 +37,8 @@ class RunSummary:
         note: Reason of a halt or an interrupt, exception of a failure, or what is damaged; None without one.
         name: Recipe, or agent and environment.
         options: Options of the recipe, or of the agent and the environment, by name.
-        metrics: Last finite value of each metric, and of each clock.
+        metrics: Last finite value of each metric, and of each clock. Those of evaluations are from the last evaluation,
+            also if it ended after the last epoch.
     """
 
     path: Path
@@ -77,7 +79,8 @@ def list_runs(folder: str | os.PathLike[str] = "runs") -> list[RunSummary]:
     """
     folder = absolute(folder)
     if not folder.is_dir():
-        raise StoreError(f"{folder}: no runs, because the folder does not exist")
+        what = "it is not a folder" if folder.exists() else "the folder does not exist"
+        raise StoreError(f"{folder}: no runs, because {what}")
     return [_summary(path) for path in sorted(_folders(folder), key=_natural)]
 
 
@@ -113,6 +116,7 @@ def _summary(path: Path) -> RunSummary:
         for column, values in CSVTable(path / EPOCHS).refresh().items():
             if values.dtype.kind == "f" and len(finite := values[np.isfinite(values)]):
                 metrics[column] = float(finite[-1])
+        metrics |= _last_evaluation(path)
         ended = info.get("ended")
         ended = ended if isinstance(ended, Mapping) and ended.get("status") in _STATUSES else None
         if ended is not None:
@@ -123,6 +127,16 @@ def _summary(path: Path) -> RunSummary:
         return RunSummary(path, "damaged", str(error))
     except Exception as error:  # files of a run may contain anything, and one run must not end the listing
         return RunSummary(path, "damaged", f"its files cannot be read: {error!r}")
+
+
+def _last_evaluation(path: Path) -> dict[str, float]:
+    """Return the metrics of the last evaluation named "evaluation", which may have ended after the last epoch."""
+    table = CSVTable(path / EVALUATIONS).refresh()
+    named = np.flatnonzero(table["name"] == b"evaluation") if "name" in table else np.zeros(0, np.int64)
+    if not len(named):
+        return {}
+    found = {name: float(column[named[-1]]) for name, column in table.items() if name.startswith(_EVALUATED)}
+    return {f"evaluation_{name}": value for name, value in found.items() if math.isfinite(value)}
 
 
 def _info(path: Path) -> dict[str, Any]:

@@ -149,6 +149,8 @@ def train_step(
         raise ValueError(f"train_step(precision={precision!r}): give {', '.join(map(repr, _DTYPES))}")
     checked_count(f"train_step(accumulate={accumulate!r})", accumulate)
     optimizers = cast(list[Optimizer], [*optimizer] if isinstance(optimizer, list | tuple) else [optimizer])
+    if not optimizers:
+        raise ValueError("train_step(optimizer=[]): give an optimizer, or a list of them")
     known = {id(parameter) for parameter in model.parameters()}
     for one in optimizers:
         if isinstance(one, type) or not hasattr(one, "param_groups"):
@@ -201,15 +203,21 @@ class TrainStep:
         return Prediction(map_tree(Tensor.detach, prediction), target, metrics)
 
     def _update(self, metrics: Mapping[str, Tensor]) -> Tensor | None:
-        """Apply the gradients, and return their norm if it is measured."""
+        """Apply the gradients, and return their norm if it is measured and the scaler has not skipped the update."""
         finite = self._finite
         if self._scaler is not None:
-            for one in self.optimizers:
-                self._scaler.unscale_(cast(torch.optim.Optimizer, one))
             if finite is not None:  # the scaler skips updates with gradients that are not finite
                 finite(metrics, metrics["loss"].new_zeros(()))
                 finite = None
-        return apply_gradients(cast(Optimizer, self), metrics, **self._options, finite=finite, measure=False)
+            for one in self.optimizers:
+                self._scaler.unscale_(cast(torch.optim.Optimizer, one))
+        try:
+            norm = apply_gradients(cast(Optimizer, self), metrics, **self._options, finite=finite, measure=False)
+        finally:
+            if self._scaler is not None:  # also if the guard has skipped the update
+                self._scaler.update()
+        skipped = self._scaler is not None and norm is not None and not math.isfinite(float(norm))
+        return None if skipped else norm
 
     def step(self) -> None:
         """Step all optimizers."""
@@ -218,8 +226,6 @@ class TrainStep:
                 one.step()
             else:
                 self._scaler.step(cast(torch.optim.Optimizer, one))
-        if self._scaler is not None:
-            self._scaler.update()
 
     def zero_grad(self) -> None:
         """Clear the gradients."""
@@ -267,14 +273,16 @@ def evaluator(model: nn.Module, metrics: Mapping[str, Score]) -> Callable[[Itera
         >>> evaluate(test_data)["accuracy"]
     """
     for name, metric in metrics.items():
-        if not callable(metric):
+        if not (callable(metric) or hasattr(metric, "compute")):
             raise TypeError(f"evaluator(metrics={{{name!r}: {metric!r}}}): give a function (prediction, target) -> ()")
     streaming: dict[str, Any] = {name: metric for name, metric in metrics.items() if hasattr(metric, "compute")}
 
     def evaluate(data: Iterable[Any]) -> dict[str, float]:
         with _evaluating(model) as device:
             for one in streaming.values():
-                one.to(device).reset()
+                if hasattr(one, "to"):
+                    one.to(device)
+                one.reset()
             seen: list[tuple[Any, Any]] = []
             for inputs, target in (_pair(batch) for batch in data):
                 pair = model(_on(device, inputs)), _on(device, target)

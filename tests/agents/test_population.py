@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 import rein
+from rein.agents.base import together
 from rein.agents.base.learner import Learner
 from rein.errors import NonFiniteError
 from rein.networks.recurrent import GRU
@@ -36,6 +38,9 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "PPO, target_kl": (rein.PPO, rein.envs.CartPole, {**SMALL, "target_kl": [1e-9, 1e-3, 1.0]}),
     "PPO, continuous": (rein.PPO, rein.envs.Pendulum, {**SMALL, "clip": [0.1, 0.2, 0.3]}),
     "PPO, squashed": (rein.PPO, rein.envs.Pendulum, {**SMALL, "squash": True}),
+    "PPO, different activations": (rein.PPO, rein.envs.CartPole, {**SMALL, "activation": ["tanh", "relu", "tanh"]}),
+    "PPO, different sharing": (rein.PPO, rein.envs.CartPole, {**SMALL, "shared": [False, True, False]}),
+    "PPO, different squashing": (rein.PPO, rein.envs.Pendulum, {**SMALL, "squash": [False, True, False]}),
     "A2C": (rein.A2C, rein.envs.CartPole, {"hidden": (8, 8), "rollout_steps": 4, "gamma": [0.9, 0.95, 0.99]}),
     "recurrent PPO": (rein.PPO, rein.envs.CartPole, {**SMALL, "core": functools.partial(GRU, features=4)}),
     "DQN": (rein.DQN, rein.envs.CartPole, OFF),
@@ -222,6 +227,38 @@ def test_arrays_give_one_value_to_each_learner() -> None:
     assert [agent.seed for agent in agents] == [5, 7, 9]
     assert {tuple(agent.hidden) for agent in agents} == {(8, 8)}
     assert population.config["learning_rate"] == rates.tolist()
+
+
+@pytest.mark.parametrize(("seed", "seeds"), [(np.int64(3), [3, 4]), (np.arange(2), [0, 1])])
+def test_seeds_may_be_numbers_and_arrays_of_numpy(seed: Any, seeds: list[int]) -> None:
+    population = rein.Population(rein.PPO, rein.envs.CartPole(2), learners=2, seed=seed)
+    assert [population.agent(i).seed for i in range(2)] == seeds
+    assert [type(population.agent(i).seed) for i in range(2)] == [int, int]
+
+
+def test_functions_of_gradients_get_them_before_clipping() -> None:
+    population, env = made("PPO")
+    largest: list[float] = []
+    for learner in population.learners.values():
+        learner.max_grad_norm = 1e-6
+        learner.on_gradients = lambda _, gradients: largest.append(max(float(g.abs().max()) for g in gradients))
+    trained(population, env, 1)
+    assert max(largest) > 1e-5
+
+
+def test_interrupted_update_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    population, env = made("PPO")
+    run, calls = together._Member.run, itertools.count()
+
+    def interrupted(member: Any) -> None:
+        run(member)
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(together._Member, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trained(population, env, 4)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rein learner")]
 
 
 @pytest.mark.parametrize(

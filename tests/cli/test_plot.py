@@ -186,6 +186,11 @@ class TestCurves:
         draw_curves(drawn, {"a": [curve([1, 2]), curve([2, 3])], "b": [curve([1])]}, metric="episode_return")
         assert "keep their last value" not in drawn.get_title()
 
+    @pytest.mark.parametrize("lengths", [(2, 0), (0, 0)])
+    def test_curve_without_points_raises(self, lengths: tuple[int, int]) -> None:
+        with pytest.raises(ValueError, match="no points"):
+            draw_curves(axes(), {"a": [curve([1.0] * n) for n in lengths]}, metric="episode_return")
+
     def test_lines_have_labels_and_axes_have_units(self) -> None:
         drawn = axes()
         groups = {f"recipe {k}": [curve([1, 2, k]), curve([2, 3, 4])] for k in range(3)} | {"alone": [curve([5, 6])]}

@@ -53,3 +53,19 @@ def test_run_that_fails_writes_its_iterations(tmp_path: Path) -> None:
 def test_zero_raises(option: Any) -> None:
     with pytest.raises(ValueError, match=option):
         rein.profile(make(), **{option: 0})
+
+
+def test_second_profile_at_the_same_time_raises(tmp_path: Path) -> None:
+    loop = make()
+    rein.profile(loop, tmp_path / "a.json", skip=1, iterations=2)
+    rein.profile(loop, tmp_path / "b.json", skip=1, iterations=2)
+    with pytest.raises(RuntimeError, match="another"):
+        loop.run()
+
+
+def test_run_shorter_than_the_skipped_iterations_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loop = make()
+    rein.profile(loop, tmp_path / "trace.json", skip=10)
+    loop.run()
+    assert "no trace" in caplog.text
+    assert not (tmp_path / "trace.json").exists()

@@ -63,3 +63,26 @@ def test_resumed_run_continues_the_run_log(tmp_path: Path) -> None:
     rein.resume(again)
     again.run()
     assert "resumed in epoch 1" in (tmp_path / "run/run.log").read_text()
+
+
+def test_run_log_has_errors_of_loggers_that_are_closed(tmp_path: Path) -> None:
+    class Fails:
+        def write(self, clocks: object, metrics: object) -> None: ...
+
+        def close(self) -> None:
+            raise RuntimeError("the connection is lost")
+
+    loop = make(tmp_path / "run")
+    rein.handlers.loggers.attach(loop, Fails())
+    assert loop.run().status == "completed"
+    assert "the connection is lost" in (tmp_path / "run/run.log").read_text()
+
+
+def test_run_log_of_a_copy_with_hard_links_is_independent(tmp_path: Path) -> None:
+    loop = make(tmp_path / "run")
+    loop.run(epochs=1)
+    (tmp_path / "copy.log").hardlink_to(tmp_path / "run/run.log")
+    before = (tmp_path / "copy.log").read_bytes()
+    loop.run(epochs=2)
+    assert (tmp_path / "copy.log").read_bytes() == before
+    assert (tmp_path / "run/run.log").read_bytes().startswith(before)

@@ -326,3 +326,18 @@ def test_step_can_return_the_generator_passed_as_init() -> None:
     numbers = (n for n in range(3))
     state = rein.Loop(lambda state: state.step_state, iterations=2).run(init=numbers)
     assert state.step_state is numbers
+
+
+def test_all_cleanups_run_even_if_one_raises() -> None:
+    loop, done = rein.Loop(lambda state: None, epochs=1, iterations=1), list[int]()
+
+    def clean(number: int) -> None:
+        done.append(number)
+        if number == 1:
+            raise RuntimeError("cleanup 1")
+
+    loop.started(lambda state: loop.cleanups.extend(functools.partial(clean, number) for number in range(3)))
+    with pytest.raises(RuntimeError, match="cleanup 1"):
+        loop.run()
+    assert done == [2, 1, 0]
+    assert not loop.cleanups

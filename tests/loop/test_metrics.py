@@ -275,3 +275,9 @@ def test_mean_is_weighted() -> None:
 def test_weight_of_other_reduction_raises() -> None:
     with pytest.raises(ValueError, match="weight"):
         rein.Loop(lambda state: None).metric("loss", "loss", "sum", weight=lambda state: 1.0)
+
+
+def test_mean_with_zero_weights_is_nan() -> None:
+    loop = rein.Loop(lambda state: {"loss": 1.0})
+    loop.metric("loss", "loss", weight=lambda state: 0.0)
+    assert math.isnan(loop.run([1, 2]).metrics["loss"])

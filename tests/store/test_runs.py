@@ -174,3 +174,22 @@ def test_resumed_run_has_the_status_of_its_last_end(tmp_path: Path) -> None:
     second.run(epochs=2)
     second.parts["store"].close()
     assert status_of(tmp_path) == ("completed", None)
+
+
+def test_evaluation_after_the_last_epoch_is_the_return_of_the_run(tmp_path: Path) -> None:
+    found: list[float] = []
+
+    def evaluate_at_end(loop: rein.Loop) -> None:
+        rein.evaluate_every(loop, loop.parts["agent"].policy(), CartPole(2, seed=5), episodes=2, every=2, at_end=True)
+        loop.event("evaluation_completed")(lambda state: found.append(state.evaluation.result.mean_return))
+
+    train(tmp_path, evaluate_at_end)
+    (run,) = rein.list_runs(tmp_path)
+    assert len(found) == 2
+    assert run.metrics["evaluation_return"] == pytest.approx(found[-1])
+
+
+def test_path_of_a_file_is_no_folder_of_runs(tmp_path: Path) -> None:
+    (tmp_path / "script.py").touch()
+    with pytest.raises(rein.StoreError, match="not a folder"):
+        rein.list_runs(tmp_path / "script.py")

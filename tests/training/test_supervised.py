@@ -143,6 +143,7 @@ def test_batch_other_than_a_pair_of_tensors_raises(batch: Any, text: str) -> Non
         ({"optimizer": torch.optim.SGD}, TypeError, "give an optimizer object"),
         ({"optimizer": "sgd"}, TypeError, "give an optimizer object"),
         ({"optimizer": sgd(scale())}, ValueError, "the optimizer has no parameter of the model"),
+        ({"optimizer": []}, ValueError, "optimizer"),
         ({"precision": "half"}, ValueError, "precision"),
         ({"accumulate": 0}, ValueError, "accumulate"),
     ],
@@ -570,3 +571,32 @@ def test_step_that_loop_does_not_own_is_an_error_at_first_checkpoint(tmp_path: P
     checkpoint(loop, rein.HDF5Store(tmp_path))
     with pytest.raises(rein.CheckpointError, match="TrainStep"):
         loop.run(in_parts(rows_of(8), 4))
+
+
+def test_guard_may_refuse_updates_in_float16() -> None:
+    model = scale(1.0)
+    loop = trainer(model, mse_loss, sgd(model), precision="float16", guard=lambda metrics, gradients: False)
+    assert loop.run([(ONE, ONE * 2.0)], epochs=3).status == "completed"
+    assert model.weight.item() == 1.0
+
+
+def test_updates_that_float16_skips_report_no_norm() -> None:
+    model = scale(1.0)
+    loop = trainer(model, mse_loss, sgd(model, 1e-4), precision="float16", max_grad_norm=1.0)
+    assert math.isfinite(loop.run([(ONE, ONE * -1000.0)] * 16).metrics["grad_norm"])
+
+
+def test_metric_object_needs_only_update_compute_and_reset() -> None:
+    class Count:
+        def reset(self) -> None:
+            self.rows = 0
+
+        def update(self, prediction: Tensor, target: Tensor) -> None:
+            self.rows += len(target)
+
+        def compute(self) -> int:
+            return self.rows
+
+    evaluate = evaluator(nn.Linear(2, 2), {"rows": Count()})  # type: ignore[dict-item]  # the protocol of torchmetrics
+    data = list(DataLoader(XOR, batch_size=3))
+    assert [evaluate(data)["rows"], evaluate(data)["rows"]] == [4.0, 4.0]

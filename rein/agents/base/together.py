@@ -9,7 +9,6 @@ dimensions, H hidden features.
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -39,86 +38,96 @@ class Step(NamedTuple):
 
 
 def in_lockstep(updates: Sequence[Callable[[], Any]], learners: Sequence[Mapping[str, Learner]]) -> list[Any]:
-    """Call functions in threads, and compute the steps of their learners together. Returns the results in order.
+    """Call functions in turns, each until its next step, and compute these steps together. Returns the results.
 
-    Each function uses its own learners only, so the results do not depend on the order of the threads. A function may
-    return before the others, which then continue without it.
+    A function may return before the others, which then continue without it. Raises the error of a function.
 
     Args:
         updates: one function for each agent.
         learners: the learners of each agent.
     """
-    meeting = _Meeting(len(updates))
-    results: list[Any] = [None] * len(updates)
-    errors: list[BaseException] = []
-    threads_of_torch = torch.get_num_threads()
-
-    def run(number: int) -> None:
-        torch.set_num_threads(threads_of_torch)  # torch has one setting for each thread
-        try:
-            results[number] = updates[number]()
-        except BaseException as error:  # raised by the caller
-            errors.append(error)
-        finally:
-            meeting.leave()
-
-    for number, mine in enumerate(learners):
-        for learner in mine.values():
-            learner.together = functools.partial(meeting.ask, number)
-    threads = [
-        threading.Thread(target=run, args=(number,), name=f"rein learner {number}", daemon=True)
-        for number in range(len(updates))
-    ]
+    members = [_Member(number, update) for number, update in enumerate(updates)]
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        for member, mine in zip(members, learners, strict=True):
+            for learner in mine.values():
+                learner.together = member.ask
+        active = members
+        while active:
+            for member in active:
+                member.run()
+            active = [member for member in active if member.step is not None]
+            for member, answer in zip(active, compute([member.step for member in active]), strict=True):  # type: ignore[misc]  # not None
+                member.answer = answer
+        return [member.result for member in members]
     finally:
         for mine in learners:
             for learner in mine.values():
                 learner.together = None
-    if errors:
-        raise errors[0]
-    return results
+        for member in members:
+            member.end()
 
 
-class _Meeting:
-    """Place at which threads wait until all have a step to compute. The last one computes the steps of all."""
+class _Cancelled(BaseException):
+    """Raised in a function whose steps are no longer computed."""
 
-    def __init__(self, members: int) -> None:
-        self._changed = threading.Condition()
-        self._members = members
-        self._steps: dict[int, Step] = {}
-        self._answers: dict[int, Any] = {}
 
-    def ask(self, number: int, *step: Any) -> dict[str, Tensor]:
-        """Return the metrics of a `Step`, when all members have asked."""
-        with self._changed:
-            self._steps[number] = Step(*step)
-            self._answer_if_complete()
-            self._changed.wait_for(lambda: number in self._answers)
-            answer = self._answers.pop(number)
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+class _Member:
+    """Function in a thread that only runs within `run`.
 
-    def leave(self) -> None:
-        """Continue without a member that has finished."""
-        with self._changed:
-            self._members -= 1
-            self._answer_if_complete()
+    One thread runs at a time, because several threads would compete for Python's interpreter lock in each operation.
+    """
 
-    def _answer_if_complete(self) -> None:
-        if not self._steps or len(self._steps) < self._members:
-            return
-        steps, self._steps = dict(sorted(self._steps.items())), {}
+    def __init__(self, number: int, update: Callable[[], Any]) -> None:
+        self.step: Step | None = None  # that the function waits for
+        self.answer: Any = None
+        self.result: Any = None
+        self._update, self._error, self._cancelled = update, None, False
+        self._turn, self._back = threading.Lock(), threading.Lock()  # locked until one thread continues the other
+        self._turn.acquire()
+        self._back.acquire()
+        self._threads_of_torch = torch.get_num_threads()
+        self._thread = threading.Thread(target=self._serve, name=f"rein learner {number}", daemon=True)
+        self._thread.start()
+
+    def run(self) -> None:
+        """Continue the function until its next step or its end. Raises its error."""
+        self.step = None
+        self._turn.release()
+        self._back.acquire()
+        if self._error is not None:
+            raise self._error
+
+    def ask(self, *step: Any) -> dict[str, Tensor]:
+        """Wait for the metrics of a `Step`. Runs in the thread."""
+        self.step = Step(*step)
+        self._pass_back()
+        self._turn.acquire()
+        if self._cancelled:
+            raise _Cancelled
+        return self.answer
+
+    def end(self) -> None:
+        """End the thread, if necessary at the next step of the function."""
+        if self._thread.is_alive():
+            self._cancelled = True
+            self._turn.release()
+            self._thread.join()
+
+    def _serve(self) -> None:
+        torch.set_num_threads(self._threads_of_torch)  # torch has one setting for each thread
+        self._turn.acquire()
         try:
-            answers: Sequence[Any] = compute([*steps.values()])
-        except BaseException as error:  # raised in all threads
-            answers = [error] * len(steps)
-        self._answers = dict(zip(steps, answers, strict=True))
-        self._changed.notify_all()
+            if not self._cancelled:
+                self.result = self._update()
+        except _Cancelled:
+            pass
+        except BaseException as error:  # raised by `run`
+            self._error = error
+        self._pass_back()
+
+    def _pass_back(self) -> None:
+        if not self._cancelled:
+            self._back.release()
 
 
 def compute(steps: Sequence[Step]) -> list[dict[str, Tensor]]:
@@ -137,12 +146,13 @@ def compute(steps: Sequence[Step]) -> list[dict[str, Tensor]]:
 def _clip(gradients: Sequence[Tensor], learners: Sequence[Learner]) -> Sequence[Tensor | None]:
     """Clip the gradients (S, ...) of each learner in place, and return their norms before.
 
-    Returns None for each learner if a norm is not finite, or if a learner has a guard: `Learner.apply` then handles
-    each learner alone.
+    Returns None for each learner if a norm is not finite, or if a learner has a guard or a function `on_gradients`:
+    `Learner.apply` then handles each learner alone.
     """
     norm_S = torch.stack([torch.linalg.vector_norm(gradient.flatten(1), dim=1) for gradient in gradients]).norm(dim=0)
     largest = [learner.max_grad_norm for learner in learners]
-    if any(learner.guard is not None for learner in learners) or not math.isfinite(float(norm_S.sum())):
+    watched = any(learner.guard is not None or learner.on_gradients is not None for learner in learners)
+    if watched or not math.isfinite(float(norm_S.sum())):
         return [None] * len(learners)
     limit = _per_learner([math.inf if number is None else number for number in largest], norm_S.device)
     limit_S = limit.squeeze(1) if isinstance(limit, Tensor) else limit
@@ -169,13 +179,18 @@ def _is_policy_step(step: Step) -> bool:
 
 
 def _are_alike(steps: Sequence[Step]) -> bool:
-    """Return whether the networks and the batches of all steps have the same shapes."""
-    forms = set()
-    for learner, batch, coefficients, _ in steps:
-        networks: Any = learner.networks
-        shapes = tuple(parameter.shape for parameter in networks.parameters())
-        forms.add((shapes, networks.hidden.activation, batch.features.shape, coefficients.clip is None))
+    """Return whether the networks and the batches of all steps have the same shapes and options."""
+    forms = {
+        (_form(learner.networks), batch.features.shape, coefficients.clip is None)
+        for learner, batch, coefficients, _ in steps
+    }
     return len(forms) == 1
+
+
+def _form(networks: Any) -> tuple[Any, ...]:
+    """Return the shapes and options of an actor-critic, on which its computation depends."""
+    shapes = tuple(parameter.shape for parameter in networks.parameters())
+    return shapes, networks.hidden.members, networks.hidden.activation, getattr(networks.policy_head, "squash", None)
 
 
 class _Parameters(NamedTuple):
@@ -295,13 +310,16 @@ def _of_learner(distribution: Any, number: int) -> Distribution:
 
 
 def acts_together(networks: Sequence[nn.Module]) -> bool:
-    """Return whether `act_together` supports these networks of one class and equal options."""
-    first: Any = networks[0]
+    """Return whether `act_together` supports these networks: plain actor-critics with equal shapes and options."""
     return (
-        isinstance(first, ActorCritic)
-        and has_closed_form(first)
-        and not first.preprocess.has_inputs
-        and all(p.device.type == "cpu" for p in first.parameters())
+        all(
+            isinstance(network, ActorCritic)
+            and has_closed_form(network)
+            and not network.preprocess.has_inputs
+            and all(p.device.type == "cpu" for p in network.parameters())
+            for network in networks
+        )
+        and len({_form(network) for network in networks}) == 1
     )
 
 
