@@ -78,7 +78,7 @@ class Population:
             options = {**options, "seed": self._seeds}
         each = [_options_of(kind, options, number, learners) for number in range(learners)]
         self._agents: list[Any] = [kind(self.observation_space, self.action_space, **mine) for mine in each]
-        self.frozen: set[int] = set()  # learners that no longer learn
+        self._frozen: dict[int, Any] = {}  # greedy policies of the learners that no longer learn
         self._act_together = isinstance(self._agents[0], OnPolicyAgent) and acts_together(
             [agent.networks for agent in self._agents]
         )
@@ -134,6 +134,11 @@ class Population:
         """Return the agent of one learner, an ordinary agent that continues to learn with the population."""
         return self._agents[learner]
 
+    @property
+    def frozen(self) -> set[int]:
+        """Learners that no longer learn."""
+        return {*self._frozen}
+
     def freeze(self, learners: int | Iterable[int]) -> None:
         """Let learners act greedily from now on, without recording and learning. Their state does not change any more.
 
@@ -144,14 +149,14 @@ class Population:
             raise ValueError(f"freeze({unknown}): the learners are 0 to {len(self._agents) - 1}")
         if len(self.frozen | chosen) == len(self._agents):
             raise ValueError("freeze: no learner would be left; end the run with state.halt_loop(reason)")
-        self.frozen |= chosen
+        self._frozen |= {number: self._agents[number].policy() for number in chosen - self.frozen}
 
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tree]]:
         """Return the exploring actions (R, ...) of all learners, and the tensors to record with them."""
         parts = self._split(observation)
         if self._act_together:
             x = torch.stack([agent.networks.preprocess(part) for agent, part in zip(self._agents, parts, strict=True)])
-            generators = [None if i in self.frozen else agent.generator for i, agent in enumerate(self._agents)]
+            generators = [None if i in self._frozen else agent.generator for i, agent in enumerate(self._agents)]
             action_SN, extras_SN = act_together([agent.networks for agent in self._agents], x, generators)
             action, extras = map_tree(lambda x: x.flatten(0, 1), (action_SN, extras_SN))
             chosen = [(action_SN[i], map_tree(lambda x, i=i: x[i], extras_SN)) for i in range(len(self._agents))]
@@ -159,7 +164,7 @@ class Population:
                 agent._selected = mine, more
         else:
             chosen = [
-                (agent.policy() if i in self.frozen else agent).select_action(part)
+                self._frozen.get(i, agent).select_action(part)
                 for i, (agent, part) in enumerate(zip(self._agents, parts, strict=True))
             ]
             action = _joined([mine for mine, _ in chosen])
@@ -175,23 +180,27 @@ class Population:
         added = {name: x for name, x in transition.extras.items() if x is not extras.get(name)}
         parts = self._split(transition._replace(action=None if selected else transition.action, extras=added))
         for number, (agent, part) in enumerate(zip(self._agents, parts, strict=True)):
-            if number not in self.frozen:
-                mine, more = chosen[number] if chosen else (None, {})
-                part = part._replace(
-                    extras={**{name: more[name] for name in transition.extras if name in more}, **part.extras}
-                )
-                agent.record_observation(part._replace(action=mine) if selected else part)
+            if number in self._frozen:
+                self._frozen[number].reset(part.terminated | part.truncated | ~part.valid)
+                continue
+            mine, more = chosen[number] if chosen else (None, {})
+            part = part._replace(
+                extras={**{name: more[name] for name in transition.extras if name in more}, **part.extras}
+            )
+            agent.record_observation(part._replace(action=mine) if selected else part)
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
         """End the current episodes of the rows in `mask` (R,), which were reset outside a step."""
         parts = zip(self._agents, self._split(observation), self._split(mask), strict=True)
         for number, (agent, mine, mine_N) in enumerate(parts):
-            if number not in self.frozen:
+            if number in self._frozen:
+                self._frozen[number].reset(mine_N)
+            else:
                 agent.observe_reset(mine, mine_N)
 
     def optimize_model(self) -> dict[str, Tensor]:
         """Let every learner learn if its update is due. Returns means over learners, and the metrics of each."""
-        agents = [agent for number, agent in enumerate(self._agents) if number not in self.frozen]
+        agents = [agent for number, agent in enumerate(self._agents) if number not in self._frozen]
         if len(agents) > 1 and all(isinstance(agent, OnPolicyAgent) and agent.rollout.full for agent in agents):
             found = in_lockstep([agent.optimize_model for agent in agents], [agent.learners for agent in agents])
         else:
@@ -200,7 +209,7 @@ class Population:
         missing = torch.full((), math.nan, dtype=torch.float32, device=self.device)
         for name in dict.fromkeys(name for mine in found for name in mine):
             values = iter(found)
-            each = [missing if i in self.frozen else next(values).get(name, missing) for i in range(len(self._agents))]
+            each = [missing if i in self._frozen else next(values).get(name, missing) for i in range(len(self._agents))]
             metrics[f"{name}_per_learner"] = torch.stack([value.detach().float().mean() for value in each])
             metrics[name] = metrics[f"{name}_per_learner"].nanmean()
         return metrics
@@ -224,7 +233,8 @@ class Population:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all agents."""
-        return {"agents": [agent.state_dict() for agent in self._agents], "frozen": sorted(self.frozen)}
+        frozen = {str(number): policy.state_dict() for number, policy in self._frozen.items()}
+        return {"agents": [agent.state_dict() for agent in self._agents], "frozen": frozen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned. Raises ValueError for another number of learners."""
@@ -232,7 +242,10 @@ class Population:
             raise ValueError(f"Population: the state has {len(state['agents'])} learners, not {len(self._agents)}")
         for agent, mine in zip(self._agents, state["agents"], strict=True):
             agent.load_state_dict(mine)
-        self.frozen, self._selected = {*state["frozen"]}, (None, {}, [])
+        self._frozen = {int(number): self._agents[int(number)].policy() for number in state["frozen"]}
+        for number, policy in self._frozen.items():
+            policy.load_state_dict(state["frozen"][str(number)])
+        self._selected = None, {}, []
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={as_json(value)!r}" for name, value in self._options.items())

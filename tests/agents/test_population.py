@@ -165,6 +165,21 @@ def test_frozen_learner_keeps_its_state_and_others_continue(case: str) -> None:
     assert population.updates > population.agent(1).updates
 
 
+def test_frozen_recurrent_learner_acts_greedily_with_its_memory() -> None:
+    population, env = made("recurrent PPO")
+    trained(population, env, 2)
+    population.freeze(1)
+    policy, rows = population.agent(1).policy(), slice(N, 2 * N)
+    for transition in trained(population, env, 8):
+        mine = map_tree(lambda x: x[rows], transition)
+        assert torch.equal(policy.select_action(mine.observation)[0], mine.action)
+        policy.reset(mine.terminated | mine.truncated)
+    other, _ = made("recurrent PPO")
+    other.load_state_dict(copy_state(population.state_dict()))
+    assert first_difference(population.state_dict(), other.state_dict()) is None
+    assert other.frozen == {1}
+
+
 def test_metrics_are_means_over_learners_and_lists_per_learner() -> None:
     population, env = made("PPO")
     loop = rein.training_loop(population, env, iterations=4)

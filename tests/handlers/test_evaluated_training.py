@@ -1,8 +1,10 @@
-"""Training is bit-identical with and without evaluation, for every agent."""
+"""Training is bit-identical with and without evaluation, loggers and panel, for every agent."""
 
 from __future__ import annotations
 
+import io
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 import rein
+from rein.handlers import loggers
 from rein.handlers.evaluate_every import evaluate_every
 from rein.loop.state import State
 from rein.ops.trees import leaves
@@ -40,10 +43,13 @@ def parts_of(name: str) -> tuple[Any, Any, Any]:
     raise AssertionError(f"{name} supports no environment")
 
 
-def trained(name: str, background: bool | None) -> tuple[Any, list[Any]]:
+def trained(
+    name: str, background: bool | None, observe: Callable[[rein.Loop], None] = lambda loop: None
+) -> tuple[Any, list[Any]]:
     """Train an agent for three epochs, evaluated unless `background` is None. Returns its state and all results."""
     agent, environment, make_environment = parts_of(name)
     loop, found = rein.training_loop(agent, environment, epochs=3, iterations=12), []
+    observe(loop)
     if background is not None:
         options = {"episodes": 3, "max_episode_steps": 20, "background": background}
         evaluate_every(loop, agent.policy(deterministic=False), make_environment(4), **options)
@@ -53,11 +59,15 @@ def trained(name: str, background: bool | None) -> tuple[Any, list[Any]]:
     return loop.parts["agent"].state_dict(), found
 
 
-def check_unchanged(name: str, background: bool) -> list[Any]:
-    (state, _), (evaluated, found) = trained(name, None), trained(name, background)
-    for (path, expected), (_, value) in zip(leaves(state), leaves(evaluated), strict=True):
+def check_equal(state: Any, other: Any) -> None:
+    for (path, expected), (_, value) in zip(leaves(state), leaves(other), strict=True):
         same = torch.equal(expected, value) if isinstance(expected, torch.Tensor) else expected == value
         assert same, path
+
+
+def check_unchanged(name: str, background: bool) -> list[Any]:
+    (state, _), (evaluated, found) = trained(name, None), trained(name, background)
+    check_equal(state, evaluated)
     assert [epoch for epoch, *_ in found] == [1, 2, 3]
     return found
 
@@ -65,6 +75,30 @@ def check_unchanged(name: str, background: bool) -> list[Any]:
 @pytest.mark.parametrize("name", AGENTS)
 def test_evaluation_does_not_change_training(name: str) -> None:
     check_unchanged(name, background=False)
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_loggers_and_panel_do_not_change_training(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    for variable, value in {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}.items():
+        monkeypatch.setenv(variable, value)
+
+    def observe(loop: rein.Loop) -> None:
+        rein.progress(loop, file=terminal)
+        rein.log(loop)
+        rein.timing(loop)
+        loggers.attach(loop, loggers.CSVLogger(tmp_path / "metrics.csv"))
+        loggers.attach(loop, loggers.TensorBoardLogger(tmp_path / "tensorboard"))
+        loop.epoch_ended(lambda state: state.log("epoch", str(state.epoch)))
+
+    check_equal(trained(name, None)[0], trained(name, None, observe)[0])
+    assert "completed" in terminal.getvalue()
+    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 4
+    assert any((tmp_path / "tensorboard").iterdir())
 
 
 @pytest.mark.slow
