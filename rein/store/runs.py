@@ -99,6 +99,8 @@ def _folders(folder: Path) -> Iterator[Path]:
             inner.clear()
             yield Path(path)
         inner[:] = [name for name in inner if not name.startswith(".")]
+        links = [Path(path, name) for name in inner if Path(path, name).is_symlink()]  # not followed by os.walk
+        yield from (link for link in links if (link / "run.json").is_file())
 
 
 def _natural(path: Path) -> list[Any]:

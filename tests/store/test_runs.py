@@ -193,3 +193,12 @@ def test_path_of_a_file_is_no_folder_of_runs(tmp_path: Path) -> None:
     (tmp_path / "script.py").touch()
     with pytest.raises(rein.StoreError, match="not a folder"):
         rein.list_runs(tmp_path / "script.py")
+
+
+def test_links_to_run_folders_are_listed(tmp_path: Path) -> None:
+    train(tmp_path / "scratch/run", epochs=1)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/linked").symlink_to(tmp_path / "scratch/run")
+    (tmp_path / "runs/loop").symlink_to(tmp_path / "runs")
+    (run,) = rein.list_runs(tmp_path / "runs")
+    assert (run.path.name, run.status) == ("linked", "completed")
