@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.agent import Agent
+from rein.agents.base.lockstep import act_together, acts_together, in_lockstep
 from rein.agents.base.on_policy import OnPolicyAgent
 from rein.agents.base.options import as_json, options_of
-from rein.agents.base.together import act_together, acts_together, in_lockstep
 from rein.ops.random import checked_seed
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import Policy

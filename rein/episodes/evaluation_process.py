@@ -1,4 +1,4 @@
-"""Evaluate the policy of an agent in a process of its own.
+"""Evaluate the policy of an agent in a separate process.
 
 The process is a new Python interpreter. Requests come from its standard input, and answers go to its standard output.
 It ends as soon as its standard input is closed, also during an evaluation, so it never outlives its parent.

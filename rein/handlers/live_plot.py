@@ -40,7 +40,7 @@ def live_plot(
         loop: Loop to observe.
         metrics: Names of the metrics.
         clock: Clock of the x axis.
-        seconds: Least time between two drawings.
+        seconds: Minimum time between two drawings, in seconds.
         event: Name of the event at which the metrics are read.
         **filters: Filters of the event, such as `every=10`.
 
@@ -55,7 +55,7 @@ def live_plot(
     if clock not in CLOCKS:
         raise ValueError(f"live_plot(clock={clock!r}): unknown clock; the clocks are {', '.join(CLOCKS)}")
     if not names:
-        raise ValueError("live_plot(metrics=[]): name a metric or more, such as 'episode_return'")
+        raise ValueError("live_plot(metrics=[]): give at least one metric, such as 'episode_return'")
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -118,7 +118,7 @@ class _Plot:
             self._handle.update(self._bundle(), raw=True)
 
     def _bundle(self) -> dict[str, str]:
-        """Return the figure as a PNG image. Notebooks show figures themselves only after an import of pyplot."""
+        """Return the figure as a PNG image. Notebooks show figures only if pyplot was imported."""
         file = io.BytesIO()
         self.figure.savefig(file, format="png", dpi=80)
         return {"image/png": base64.b64encode(file.getvalue()).decode(), "text/plain": repr(self.figure)}

@@ -38,7 +38,7 @@ def progress(
     """Show the progress of a run on `file`, with its rate, the latest `episode_return` and the time left.
 
     A terminal shows a bar, and around it a panel with the target of `rein.solved`, the returns of the last epochs as a
-    curve, the last evaluation, losses and rates. The last line says whether the target was reached. Other files receive
+    curve, the last evaluation, losses and rates. The last line shows whether the target was reached. Other files get
     a line every few seconds and one at the end. In a notebook, the default is an HTML bar in the cell's output; a saved
     notebook keeps its last state. Clocks and metrics are read only when drawing.
 

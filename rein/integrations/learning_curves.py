@@ -43,9 +43,9 @@ def plot(
         rein.plot({"lr 1e-3": slow, "lr 1e-2": fast}, clock="seconds")  # lists of runs
 
     A run is the path of its folder or an opened run. Runs that differ only in their seeds form one curve, the mean with
-    its 95% bootstrap interval. A run that ended earlier than the others keeps its last value in the mean, and the plot
-    says so. A mapping names the curves: the runs of each label form one curve. The default metric is `episode_return`.
-    The curves are drawn on `axes`, or in a new figure, which notebooks show.
+    its 95% bootstrap interval. A run that ended earlier than the others keeps its last value in the mean, and the title
+    states it. A mapping names the curves: the runs of each label form one curve. The default metric is
+    `episode_return`. The curves are drawn on `axes`, or in a new figure, which notebooks show.
 
     Raises ImportError without matplotlib, ValueError if a run lacks the metric or the clock, and StoreError if a path
     is not a run.

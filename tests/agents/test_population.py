@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import rein
-from rein.agents.base import together
+from rein.agents.base import lockstep
 from rein.agents.base.learner import Learner
 from rein.errors import NonFiniteError
 from rein.networks.recurrent import GRU
@@ -263,14 +263,14 @@ def test_functions_of_gradients_get_them_before_clipping() -> None:
 
 def test_interrupted_update_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     population, env = made("PPO")
-    run, calls = together._Member.run, itertools.count()
+    run, calls = lockstep._Member.run, itertools.count()
 
     def interrupted(member: Any) -> None:
         run(member)
         if next(calls) == 4:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(together._Member, "run", interrupted)
+    monkeypatch.setattr(lockstep._Member, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trained(population, env, 4)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("rein learner")]

@@ -1,4 +1,4 @@
-"""Evaluation in a process of its own."""
+"""Evaluation in a separate process."""
 
 from __future__ import annotations
 

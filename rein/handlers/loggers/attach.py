@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rein.handlers.loggers.calls import Call, Calls
+from rein.handlers.loggers.logger_thread import Call, Calls
 from rein.loop import Loop
 from rein.loop.clocks import CLOCKS
 from rein.loop.info import run_info

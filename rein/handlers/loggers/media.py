@@ -75,7 +75,9 @@ class Video:
             frames = np.stack([_host_copy(frame) for frame in frames]) if len(frames) else np.empty(0)
         self.frames = _pixels("Video", _host_copy(frames), 3)
         if not fps > 0 or not len(self.frames):
-            raise ValueError(f"Video(fps={fps}) of {len(self.frames)} frames: expected fps above 0 and a frame or more")
+            raise ValueError(
+                f"Video(fps={fps}) of {len(self.frames)} frames: expected fps above 0 and at least one frame"
+            )
         self.fps = fps
 
     @property
