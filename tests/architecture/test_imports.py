@@ -41,7 +41,7 @@ LEAVES = {
     "envs": {"base", "gymnasium", "wrappers", "probes"},
     "envs/probes": {"base"},
     "handlers": {"improvement", "output", "loggers"},
-    "handlers/loggers": {"attach", "calls", "media"},
+    "handlers/loggers": {"attach", "logger_thread", "media"},
     "recipes": {"base", "tasks"},
 }
 
