@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rein.agents.base.agent import Agent
+from rein.agents.base.agent import Agent, copy_learned
 from rein.agents.base.lockstep import act_together, acts_together, in_lockstep
 from rein.agents.base.on_policy import OnPolicyAgent
 from rein.agents.base.options import as_json, options_of
@@ -31,7 +31,8 @@ class Population:
     learners together, which takes less time for small networks. Results then differ from those of single agents by
     rounding.
 
-    A metric `x` is the mean over the learners, and `x_per_learner` (S,) has their values. `env_steps` and `updates`
+    A metric `x` is the mean over the learners, and `x_per_learner` (S,) has their values. The metric
+    `learner_return/<i>` is the mean return of the last 100 training episodes of learner i. `env_steps` and `updates`
     count those of one learner, and so do schedules.
 
     Example::
@@ -89,6 +90,11 @@ class Population:
             self.seed = self._seeds[0]
         elif seed is not None:
             self.reseed(seed)  # type: ignore[arg-type]  # an int, see above
+
+    @property
+    def num_learners(self) -> int:
+        """Number of learners S."""
+        return len(self._agents)
 
     @property
     def device(self) -> torch.device:
@@ -151,6 +157,13 @@ class Population:
             raise ValueError("freeze: no learner would be left; end the run with state.halt_loop(reason)")
         self._frozen |= {number: self._agents[number].policy() for number in chosen - self.frozen}
 
+    def copy_learner(self, source: int, target: int) -> None:
+        """Copy networks, optimizers and normalizers of a learner to another one, in place.
+
+        The target keeps its options, counts, random streams, and recorded transitions.
+        """
+        copy_learned(self._agents[source], self._agents[target])
+
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tree]]:
         """Return the exploring actions (R, ...) of all learners, and the tensors to record with them."""
         parts = self._split(observation)
@@ -206,11 +219,13 @@ class Population:
         else:
             found = [agent.optimize_model() for agent in agents]
         metrics: dict[str, Tensor] = {}
-        missing = torch.full((), math.nan, dtype=torch.float32, device=self.device)
+        missing: Any = math.nan
+        settings: dict[str, Any] = {"dtype": torch.float32, "device": self.device}
         for name in dict.fromkeys(name for mine in found for name in mine):
             values = iter(found)
             each = [missing if i in self._frozen else next(values).get(name, missing) for i in range(len(self._agents))]
-            metrics[f"{name}_per_learner"] = torch.stack([value.detach().float().mean() for value in each])
+            each = [torch.as_tensor(value, **settings).detach().mean() for value in each]  # a number or a tensor
+            metrics[f"{name}_per_learner"] = torch.stack(each)
             metrics[name] = metrics[f"{name}_per_learner"].nanmean()
         return metrics
 

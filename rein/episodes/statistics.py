@@ -8,6 +8,7 @@ Shapes: T vector steps, N environments, E episodes, L transitions of an episode,
 
 from __future__ import annotations
 
+import collections
 import itertools
 import json
 import math
@@ -33,12 +34,20 @@ class EpisodeStatistics:
         rows: record to read. Call `begin_epoch` before clearing it.
         worlds: number of multi-agent worlds W, for statistics of whole worlds; 0 for none.
         groups: rows of the agents of each group, for statistics of groups.
+        learners: number of learners with equal numbers of environments, for statistics of each; 0 for a single one.
     """
 
     def __init__(
-        self, num_envs: int, rows: RowBuffer, *, worlds: int = 0, groups: Mapping[str, Tensor] | None = None
+        self,
+        num_envs: int,
+        rows: RowBuffer,
+        *,
+        worlds: int = 0,
+        groups: Mapping[str, Tensor] | None = None,
+        learners: int = 0,
     ) -> None:
         self._rows = rows
+        self._learner_returns = [collections.deque[float](maxlen=WINDOW) for _ in range(learners)]  # newest last
         self._groups = {name: frozenset(members.tolist()) for name, members in (groups or {}).items()}
         self._agents = num_envs // worlds if worlds else 0
         self._world_return_W, self._world_length_W = np.zeros(worlds), np.zeros(worlds, np.int64)
@@ -110,6 +119,10 @@ class EpisodeStatistics:
                     self._end_worlds(np.unique(ended // self._agents))
         self._ended += found
         self._window = [*self._window, *(end[2:] for end in found)][-WINDOW:]
+        if self._learner_returns:
+            size = len(self._return_N) // len(self._learner_returns)
+            for _, environment, episode_return, _ in found:
+                self._learner_returns[environment // size].append(episode_return)
         self._caught_up = stop
 
     def _end_worlds(self, world_R: np.ndarray) -> None:
@@ -119,6 +132,11 @@ class EpisodeStatistics:
         self._worlds_ended += zip(*columns, strict=True)
         self._world_return_W[over_R] = 0.0
         self._world_length_W[over_R] = 0
+
+    def forget_returns(self, learner: int) -> None:
+        """Remove the past episodes of a learner from its metric, because they are not of its current policy."""
+        self.catch_up()
+        self._learner_returns[learner].clear()
 
     def open_returns(self) -> np.ndarray:
         """Return the sum of the rewards of each open episode so far, (N,) float64; 0 in an episode without a step."""
@@ -141,6 +159,8 @@ class EpisodeStatistics:
         self.catch_up()
         if metric in WORLD_METRICS:
             return _mean([world[WORLD_METRICS[metric]] for world in self._worlds_ended])
+        if metric.startswith(LEARNER_RETURN):
+            return _mean([*self._learner_returns[int(metric.removeprefix(LEARNER_RETURN))]])
         if metric not in METRICS:
             rows = self._groups[metric.removeprefix("return_")]
             return _mean([episode_return for _, n, episode_return, _ in self._ended if n in rows])
@@ -151,8 +171,10 @@ class EpisodeStatistics:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of all metrics: `METRICS`, and those of worlds and groups if there are any."""
-        return (*METRICS, *(WORLD_METRICS if self._agents else ()), *(f"return_{name}" for name in self._groups))
+        """Names of all metrics: `METRICS`, and those of worlds, groups and learners if there are any."""
+        groups = (f"return_{name}" for name in self._groups)
+        learners = (f"{LEARNER_RETURN}{number}" for number in range(len(self._learner_returns)))
+        return (*METRICS, *(WORLD_METRICS if self._agents else ()), *groups, *learners)
 
     def episodes(self) -> Episodes:
         """Return the episodes that ended in this epoch so far, with final observations if the rows contain them."""
@@ -186,8 +208,10 @@ class EpisodeStatistics:
             "world_length": torch.from_numpy(self._world_length_W.copy()),
             "worlds_ended": [list(world) for world in self._worlds_ended],
         }
+        learners = {"learner_returns": [list(returns) for returns in self._learner_returns]}
         return {
             **(worlds if self._agents else {}),
+            **(learners if self._learner_returns else {}),
             "return": torch.from_numpy(self._return_N.copy()),
             "length": torch.from_numpy(self._length_N.copy()),
             "ended": [list(e) for e in self._ended],
@@ -213,6 +237,9 @@ class EpisodeStatistics:
             self._world_return_W = state["world_return"].numpy(force=True).copy()
             self._world_length_W = state["world_length"].numpy(force=True).copy()
             self._worlds_ended = [(float(total), int(length)) for total, length in state["worlds_ended"]]
+        for mine, saved in zip(self._learner_returns, state.get("learner_returns", ()), strict=False):
+            mine.clear()
+            mine.extend(saved)
 
 
 # name -> (0 for returns or 1 for lengths, True for the last 100 episodes instead of those of this epoch)
@@ -225,6 +252,7 @@ METRICS = {
 
 
 WORLD_METRICS = {"world_return": 0, "world_length": 1}  # name -> 0 for sums of returns or 1 for lengths
+LEARNER_RETURN = "learner_return/"  # followed by the number of a learner
 
 
 def _mean(values: list[Any]) -> float:

@@ -90,8 +90,7 @@ def training_loop(
     iterations = STEPS if iterations is None and not episodic else iterations
     collector = None if collection is None else build_collector(agent, environment, collection, episodic=episodic)
     rows = RowBuffer(iterations, everything=store is not None, derive=state_to_trajectory)
-    groups = {name: group.rows for name, group in getattr(environment, "groups", {}).items()}
-    statistics = EpisodeStatistics(environment.num_envs, rows, worlds=getattr(environment, "worlds", 0), groups=groups)
+    statistics = statistics_of(agent, environment, rows)
     completed = CompletedEpisodes(rows, statistics)
     finite = FiniteData(agent) if check_finite else None
 
@@ -177,6 +176,17 @@ def seed_parts(seed: int | None, *parts: Any) -> list[Any]:
         others = rank() and hasattr(part, "apply_action")  # environments, whose data would equal that of process 0
         part.reseed(stream_seed(shared, "process", rank()) if others else shared)
     return unseeded if seed is None else []
+
+
+def statistics_of(agent: AgentProtocol, environment: Environment, rows: RowBuffer) -> EpisodeStatistics:
+    """Return statistics of episodes, also of worlds and groups of agents, and of the learners of a population."""
+    return EpisodeStatistics(
+        environment.num_envs,
+        rows,
+        worlds=getattr(environment, "worlds", 0),
+        groups={name: group.rows for name, group in getattr(environment, "groups", {}).items()},
+        learners=getattr(agent, "num_learners", 0),
+    )
 
 
 def check_learning(loop: Loop, agent: Any, finite: FiniteData | None, check_finite: bool) -> None:
@@ -371,7 +381,8 @@ def keep_open_episodes(loop: Loop, rows: RowBuffer, completed: CompletedEpisodes
 def report_episodes(loop: Loop, rows: RowBuffer, statistics: EpisodeStatistics) -> None:
     """Set the metrics `episode_return` and `episode_length` of the epoch, and of the last 100 episodes as `..._100`.
 
-    The metrics of multi-agent worlds are `world_return`, `world_length` and `return_<group>`.
+    The metrics of multi-agent worlds are `world_return`, `world_length` and `return_<group>`, and those of a population
+    `learner_return/<number>`.
 
     A step that failed after the agent had recorded it counts as an iteration, so that clocks, iterations and rows stay
     aligned. If it has no row, an invalid row is added, or the rows of the epoch begin after it.

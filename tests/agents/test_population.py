@@ -205,6 +205,53 @@ def test_metrics_of_frozen_learners_are_nan_per_learner_and_not_part_of_the_mean
     assert torch.allclose(found[-1]["value_loss"], each[1:].mean())
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if "different" not in case])  # networks of the same shapes
+def test_copied_learner_equals_its_source_and_keeps_its_own_data(case: str) -> None:
+    population, env = made(case)
+    trained(population, env, 4)
+    before = copy_state(population.state_dict()["agents"])
+    population.copy_learner(2, 0)
+    after = population.state_dict()["agents"]
+    for learner in (1, 2):
+        assert first_difference(before[learner], after[learner]) is None
+    for name, mine in after[0].items():
+        learned = name in ("networks", "learners")
+        if isinstance(mine, dict) and "running_return" in mine:
+            assert torch.equal(mine.pop("mean"), before[2][name].pop("mean"))
+            assert torch.equal(mine["running_return"], before[0][name]["running_return"])
+        else:
+            assert first_difference(mine, before[2 if learned else 0][name]) is None
+    trained(population, env, 8)
+    assert first_difference(population.state_dict()["agents"][0], population.state_dict()["agents"][2]) is not None
+
+
+def test_copied_learner_of_a_table_equals_its_source() -> None:
+    env = rein.envs.Gridworld(4, seed=0)
+    population = rein.Population(rein.QLearning, env, learners=2, seed=0)
+    trained(population, env, 20)
+    population.copy_learner(1, 0)
+    assert torch.equal(population.agent(0).table, population.agent(1).table)
+    assert population.agent(0).table is not population.agent(1).table
+
+
+def test_learner_return_is_the_mean_return_of_the_episodes_of_a_learner() -> None:
+    population, env = made("PPO")
+    loop = rein.training_loop(population, env, epochs=2, iterations=60)
+    returns: list[list[float]] = [[] for _ in range(S)]
+
+    @loop.episodes_completed
+    def keep(state: rein.State) -> None:
+        for episode in state.episodes_completed:
+            returns[episode.environment // N].append(episode.episode_return)
+
+    loop.run()
+    for learner, mine in enumerate(returns):
+        assert loop.state.metrics[f"learner_return/{learner}"] == pytest.approx(np.mean(mine[-100:]))
+    loop.parts["statistics"].forget_returns(1)
+    assert np.isnan(loop.state.metrics["learner_return/1"])
+    assert not np.isnan(loop.state.metrics["learner_return/0"])
+
+
 def test_resumed_run_equals_uninterrupted_run(tmp_path: Path) -> None:
     def build(folder: Path) -> rein.Loop:
         population, env = made("PPO")

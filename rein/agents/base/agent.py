@@ -34,6 +34,7 @@ from rein.agents.base.state import check_state, has_state, load_state, public_st
 from rein.agents.base.summary import Summary
 from rein.networks.encoder import children
 from rein.networks.heads import check_mask, choices, is_continuous
+from rein.networks.normalizers import RewardNormalizer
 from rein.networks.reserved import ACTION_MASK, CRITIC_OBSERVATION, entry, mask_of
 from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, generator, own_state, restore_own
@@ -469,6 +470,23 @@ def load_parameters(agent: Agent, parameters: Mapping[str, list[Tensor]]) -> Non
             continue
         for copied, current in zip(mine[name], tensors, strict=True):
             copied.copy_(current)
+
+
+@torch.no_grad()
+def copy_learned(source: Agent, target: Agent) -> None:
+    """Copy networks, tables, optimizers and normalizers to an agent with the same options of networks, in place.
+
+    The target keeps its counts, its random streams, and all data of its own environments.
+    """
+    load_parameters(target, parameters_of(source))
+    mine, theirs = vars(target), vars(source)
+    pairs: list[tuple[Any, Any]] = [(target.learners[name], learner) for name, learner in source.learners.items()]
+    pairs += [(mine[name], value) for name, value in theirs.items() if hasattr(value, "param_groups")]
+    for copied, current in pairs:
+        load_state(copied, save_state(current), torch.device(target.device))  # copies the tensors
+    if isinstance(normalizer := theirs.get("reward_normalizer"), RewardNormalizer):
+        running = mine["reward_normalizer"].state_dict()["running_return"]
+        mine["reward_normalizer"].load_state_dict({**normalizer.state_dict(), "running_return": running})
 
 
 def share_parameters(before: nn.Module, after: nn.Module) -> None:
