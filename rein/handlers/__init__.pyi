@@ -10,6 +10,7 @@ from rein.handlers.live_plot import live_plot as live_plot
 from rein.handlers.log import log as log
 from rein.handlers.monitor import monitor as monitor
 from rein.handlers.monitor import reduce_learning_rate as reduce_learning_rate
+from rein.handlers.population_based_training import population_based_training as population_based_training
 from rein.handlers.profile import profile as profile
 from rein.handlers.progress import progress as progress
 from rein.handlers.resources import guard_resources as guard_resources
