@@ -45,7 +45,7 @@ def read_config(path: Path, named: str | None = None, command: str = "train") ->
     recipe = find(named or name)
     if typed := [written(name, True) for name in _TYPED if name in options]:
         raise ValueError(f"{path}: {typed[0]} can only be given on the command line")
-    known = {*inspect.signature(recipe).parameters, *inspect.signature(common).parameters} - {"store", *_TYPED}
+    known = {*inspect.signature(recipe).parameters, *inspect.signature(common).parameters, "param"} - {"store", *_TYPED}
     refuse_unknown(str(path), options, known)
     return Recipe(named or name, options, [written(name, True) for name in options], str(path))
 

@@ -73,12 +73,15 @@ def source(
 def several(
     seeds: str | None = None,
     jobs: int | None = None,
+    param: str | None = None,
 ) -> None:
-    """Options of `rein train` for several runs.
+    """Options of `rein train` for several runs or learners.
 
     Args:
         seeds: train several seeds, such as 0-9 or 0,3,5, each in its own process and folder.
         jobs: number of simultaneous processes. Default: the number of cores.
+        param: values of an option that differ between the learners of --learners, such as learning_rate=log:1e-4..1e-2,
+            gamma=0.9..0.999 or activation=tanh|relu. Give --param for each option.
     """
 
 

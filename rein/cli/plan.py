@@ -13,6 +13,7 @@ import attrs
 
 from rein.cli.options import LIMITS, parse
 from rein.cli.recipes import Recipe, find
+from rein.cli.spaces import values_of_learners
 from rein.foreign_names import written
 
 _LIMITS = [written(limit, True) for limit in LIMITS]
@@ -30,6 +31,8 @@ class Plan:
     function: Callable[..., Any]
     options: dict[str, Any]
     given: list[str]
+    params: Sequence[str] = ()  # options that differ between learners, as given by --param
+    each: Mapping[str, list[Any]] = attrs.field(factory=dict)  # the values of all learners for these options
 
     @property
     def own(self) -> Mapping[str, inspect.Parameter]:
@@ -41,6 +44,7 @@ class Plan:
         """Recipe and options as recorded in the folder of the run."""
         commands = (*_NOT_RECORDED, *_OF_SEVERAL)
         recorded = {key: value for key, value in self.options.items() if key in self.own or key not in commands}
+        recorded |= {"param": list(self.params)} if self.params else {}
         return Recipe(self.name, recorded, self.given)
 
     @property
@@ -61,16 +65,32 @@ def plan(
     If `words` contain a limit (epochs or env steps), the limits of `before` do not apply. `also` declares further
     options of the command.
     """
-    function = find(name)
+    function, words = find(name), list(words)
     own = inspect.signature(function).parameters
+    params, file = take_all(words, "--param"), None
     flags = given = flags_of(words)
+    stored: dict[str, Any] = {}
     if before is not None:
         before = _without_replaced(before, flags, own)
         given = [*flags_of(before.given), *flags]
-    stored = {"before": before.options, "file": before.source} if before is not None else {}
+        stored = {"before": {key: value for key, value in before.options.items() if key != "param"}}
+        stored["file"] = before.source
+        if not params:
+            params, file = params_of(before), before.source
     options = parse(function, f"rein {command} {name}", words, **stored, also=also)
     _check(name, options, own)
-    return Plan(name, function, options, given)
+    if options.get("learners", 1) != 1 and "--stop-when-solved" not in given and "stop_when_solved" in own:
+        options["stop_when_solved"] = False  # the mean of all learners does not tell whether one is solved
+    each = values_of_learners(params, function, options, lambda more: plan(name, more), file) if params else {}
+    return Plan(name, function, options, given, params, each)
+
+
+def params_of(recipe: Recipe) -> list[str]:
+    """Return the options that differ between learners, from a file. Raises ValueError if they are not texts."""
+    params = recipe.options.get("param", [])
+    if not (isinstance(params, list) and all(isinstance(text, str) and text.isprintable() for text in params)):
+        raise ValueError(f"{recipe.source}: param={params!r:.80} is not a list of texts; set --param")
+    return params
 
 
 def take(words: list[str], flag: str) -> str | None:

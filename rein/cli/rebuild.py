@@ -17,8 +17,9 @@ from typing import Any
 import attrs
 
 import rein.envs
-from rein.cli.options import check_options, parse
-from rein.cli.recipes import call, find, recipe_names
+from rein.cli.options import check_options
+from rein.cli.plan import plan
+from rein.cli.recipes import Recipe, call, find, recipe_names
 from rein.envs.gymnasium.adapter import rebuild
 from rein.errors import CheckpointError, StoreError
 from rein.files import read_json
@@ -100,10 +101,12 @@ def recipe_loop(run: Run | Described, **given: Any) -> Loop | None:
     recipe = find(name)
     if "data" in inspect.signature(recipe).parameters:  # such a recipe would read or record another run
         return None
-    options = {**options, "num_envs": num_envs_of(run), **given}
+    learners = max(1, learners) if isinstance(learners := options.get("learners", 1), int) else 1
+    options = {**options, "num_envs": max(1, num_envs_of(run) // learners), **given}
     if "worlds" in options:  # their number is that of the recipe
         del options["num_envs"]
-    return call(recipe, parse(recipe, f"rein train {name}", [], options))
+    planned = plan(name, [], Recipe(name, options))
+    return call(recipe, {**planned.options, **planned.each})
 
 
 def agent_of(found: Checkpoint, run: Described | None, made: Any, device: str, command: str, otherwise: str) -> Any:

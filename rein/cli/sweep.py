@@ -10,10 +10,9 @@ import contextlib
 import itertools
 import json
 import math
-import re
 import shlex
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,8 @@ from rein.cli.output import say
 from rein.cli.plan import Plan, flags_of, plan, take, take_all, usual_folder
 from rein.cli.processes import Display, Job, error_of, jobs_of, limit_of, run_jobs
 from rein.cli.recipes import Recipe, recipe_names
-from rein.foreign_names import refuse_unknown, written
+from rein.cli.spaces import EXAMPLES, Space, space_of, words_of
+from rein.foreign_names import written
 from rein.ops.random import stream_seed
 from rein.store.format.sealed import write_whole
 from rein.store.lock import keep_stores_out
@@ -36,27 +36,6 @@ BEST, STUDY = "best.toml", "study.db"
 _RUNGS = 10  # a run is compared with the others at each tenth of its limit
 _FIRST_RUNG = 2  # not before a fifth of the run
 _SHOWN = 10  # trials in the table
-_NUMBERS = re.compile(r"(?P<log>log:)?(?P<low>[^|]+?)\.\.(?P<high>[^|]+)")
-
-
-@attrs.frozen
-class Space:
-    """Values of an option to search."""
-
-    name: str
-    text: str  # as on the command line
-    kind: str  # "int", "float" or "choice"
-    low: float = 0.0
-    high: float = 0.0
-    log: bool = False
-    choices: tuple[str, ...] = ()
-
-    def suggest(self, trial: Any) -> Any:
-        """Return the value of a trial of Optuna; a trial that has one keeps it."""
-        if self.kind == "choice":
-            return trial.suggest_categorical(self.name, self.choices)
-        suggest = trial.suggest_int if self.kind == "int" else trial.suggest_float
-        return suggest(self.name, self.low, self.high, log=self.log)
 
 
 @attrs.frozen
@@ -79,7 +58,7 @@ class Sweep:
 
     def job(self, number: int, params: Mapping[str, Any]) -> Job:
         """Return the run of a trial. Runs use their whole budget unless the user has decided about it."""
-        folder, words = self.folder / f"trial-{number}", [*self.words, *_flags(params)]
+        folder, words = self.folder / f"trial-{number}", [*self.words, *words_of(params)]
         if "stop_when_solved" in self.planned.own and "--stop-when-solved" not in self.planned.given:
             words += [] if "--no-stop-when-solved" in self.planned.given else ["--no-stop-when-solved"]
         words += ["--config", str(self.folder / FILE)] if self.before is not None else []
@@ -88,7 +67,7 @@ class Sweep:
 
     def config(self, params: Mapping[str, Any]) -> bytes:
         """Return the configuration file of a trial."""
-        return config_of(plan(self.planned.name, [*self.words, *_flags(params)], self.before).recipe)
+        return config_of(plan(self.planned.name, [*self.words, *words_of(params)], self.before).recipe)
 
 
 class Search:
@@ -255,7 +234,7 @@ def sweep_of(words: Sequence[str]) -> Sweep:
     texts = take_all(rest, "--param")
     planned = plan(name, rest, before, "sweep", (source, sweeping))
     if not texts:
-        raise ValueError(f"rein sweep {name}: give the values of one option or more, {_EXAMPLES}")
+        raise ValueError(f"rein sweep {name}: give the values of one option or more, {EXAMPLES}")
     if planned.options["resume"]:
         raise ValueError("--resume: rein sweep continues the sweep in its folder without it; remove it")
     if planned.options["trials"] < 1:
@@ -279,44 +258,6 @@ def sweep_of(words: Sequence[str]) -> Sweep:
         if names.count(option) > 1 or written(option, True) in flags_of(rest):
             raise ValueError(f"--param {option}: the option is given twice")
     return Sweep(planned, before, rest, spaces, folder)
-
-
-_EXAMPLES = "such as --param learning_rate=log:1e-4..1e-2, --param gamma=0.9..0.999 or --param 'hidden=[32,32]|[64,64]'"
-
-
-def space_of(text: str, options: set[str], check: Callable[[list[str]], Plan]) -> Space:
-    """Return the space that `--param TEXT` describes. `check` parses the options of a trial."""
-    name, _, values = text.partition("=")
-    name = name.strip().replace("-", "_")
-    if not values:
-        raise ValueError(f"--param {text}: give a name and its values, {_EXAMPLES}")
-    refuse_unknown("--param", [name], options)
-    if found := _NUMBERS.fullmatch(values):
-        ends = [check(_flags({name: end})).options[name] for end in (found["low"], found["high"])]
-        low, high = (end if isinstance(end, int | float) else math.nan for end in ends)
-        log = found["log"] is not None
-        if not (low < high and math.isfinite(high - low) and (low > 0 or not log)):
-            above = " above 0" if log else ""
-            raise ValueError(f"--param {text}: expected two numbers{above}, the lower one first")
-        return Space(name, values, "int" if all(isinstance(end, int) for end in ends) else "float", low, high, log)
-    choices = tuple(values.split("|"))
-    for choice in choices:
-        check(_flags({name: choice}))
-    return Space(name, values, "choice", choices=choices)
-
-
-def _flags(params: Mapping[str, Any]) -> list[str]:
-    """Return values as words of the command line: `--hidden 32 32`, `--no-dueling`, `--gamma=0.99`."""
-    words: list[str] = []
-    for name, value in params.items():
-        text = str(value).strip()
-        if text in ("true", "false"):
-            words.append(written(name if text == "true" else f"no_{name}", True))
-        elif text.startswith("["):
-            words += [written(name, True), *(part.strip() for part in text.strip("[]").split(","))]
-        else:
-            words.append(f"{written(name, True)}={text}")
-    return words
 
 
 def _difference(earlier: Any, now: Any) -> tuple[Any, Any]:

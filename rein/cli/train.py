@@ -85,7 +85,7 @@ def run(planned: Plan, flags: Sequence[str]) -> None:
     store = _open_store(name, options) if "store" in own else None
     with _terminable() as settle:
         try:
-            loop = call(planned.function, options, **({"store": store} if store else {}))
+            loop = call(planned.function, {**options, **planned.each}, **({"store": store} if store else {}))
             if not isinstance(loop, Loop):
                 raise TypeError(f"{name} returned {type(loop).__name__}, not a rein.Loop")
             if store is not None:

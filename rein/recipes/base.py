@@ -14,8 +14,15 @@ Example::
     loop = cartpole(store, num_envs=64, clip=0.1)
 
 The decorated function accepts a store, and its other parameters as keyword arguments. It also accepts the options of
-the environment, the agent and the run (`seed`, `device`, `epochs`, `iterations`). A parameter replaces an option of the
-same name. The signature and the docstring list all options, and the command line derives its flags from them.
+the environment, the agent and the run (`seed`, `device`, `epochs`, `iterations`, `learners`). A parameter replaces an
+option of the same name. The signature and the docstring list all options, and the command line derives its flags from
+them.
+
+With `learners=S` above 1, the agent is a `rein.Population`, in an environment with S times as many rows. A list of S
+values gives one to each learner, for the options in `build.per_learner`: those of the agent and the function that are
+not lists themselves::
+
+    loop = cartpole(store, learners=3, learning_rate=[1e-3, 3e-3, 1e-2])
 """
 
 from __future__ import annotations
@@ -23,12 +30,13 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, get_type_hints
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, get_type_hints
 
 import attrs
 
 from rein.agents.base.options import options_of
+from rein.agents.population import Population
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment
 from rein.foreign_names import refuse_unknown
 from rein.loop import Loop
@@ -36,7 +44,7 @@ from rein.ops.random import stream_seed
 from rein.protocols import Store
 from rein.training.training_loop import training_loop
 
-RUN = {"seed": 0, "device": "cpu", "epochs": 1, "iterations": 128}
+RUN = {"seed": 0, "device": "cpu", "epochs": 1, "iterations": 128, "learners": 1}
 HELP = {
     "store": "store of the trajectories, or None",
     "num_envs": "number of environments",
@@ -47,6 +55,7 @@ HELP = {
     "epochs": "maximum number of epochs",
     "env_steps": "total number of env steps",
     "iterations": "vector steps per epoch",
+    "learners": "number of independent learners, each with its own seed and num_envs environments",
     "rollout_steps": "vector steps per rollout; None for one rollout per epoch",
     "evaluate_every": "epochs between evaluations of the greedy policy",
     "evaluation_episodes": "episodes per evaluation",
@@ -55,6 +64,19 @@ HELP = {
 _LEFT_OUT = ("threads",)  # option of agents; on the command line, --threads sets torch's number of threads
 
 Parameters = dict[str, inspect.Parameter]
+
+
+class _Agent(NamedTuple):
+    """Class and options of an agent."""
+
+    kind: type[Any]
+    options: dict[str, Any]
+
+
+class _Described(Exception):  # not an error
+    """Raised by `_Describer.agent` with the class and the options of an agent, to end the function of a recipe."""
+
+    agent: _Agent
 
 
 @attrs.frozen
@@ -68,23 +90,48 @@ class Builder:
     store: Store | None
     environment_class: Callable[..., Any]
     agent_class: type[Any]
+    # function that returns class and options of the agent of each learner, given the environment
+    agents: Callable[[Any], list[_Agent]] | None = None
 
     def environment(self, **replaced: Any) -> Any:
-        """Build the environment."""
-        return self.environment_class(**self._of(_environment_options(self.environment_class), replaced))
+        """Build the environment, with rows for all learners."""
+        parameters = _environment_options(self.environment_class)
+        options = self._of(parameters, replaced)
+        if self.learners > 1:
+            rows = "worlds" if "worlds" in parameters else "num_envs"
+            options[rows] = self.learners * options.get(rows, parameters[rows].default)
+        return self.environment_class(**options)
 
     def evaluation_environment(self, num_envs: int, **replaced: Any) -> Any:
-        """Build an environment for evaluation, with a different seed than the training environment."""
+        """Build an environment for evaluation, with a different seed than the training environment.
+
+        `num_envs` is rounded up to equal numbers for all learners.
+        """
         seed = stream_seed(self.options["seed"], "evaluation")
-        return self.environment(num_envs=num_envs, seed=seed, **replaced)
+        return self.environment(num_envs=-(-num_envs // self.learners), seed=seed, **replaced)
+
+    @property
+    def learners(self) -> int:
+        """Number of learners."""
+        return self.options["learners"]
 
     def agent(self, environment: Any, agent_class: type[Any] | None = None, **replaced: Any) -> Any:
-        """Build the agent, of the class `agent_class` if given. Options that this class does not have are ignored."""
+        """Build the agent, of the class `agent_class` if given. Options that this class does not have are ignored.
+
+        Returns a population if there are several learners.
+        """
+        if self.agents is not None:
+            return _population(self.agents(environment), environment)
+        kind, options = self.described_agent(agent_class, **replaced)
+        return kind(environment, **options)
+
+    def described_agent(self, agent_class: type[Any] | None = None, **replaced: Any) -> _Agent:
+        """Return the class and the options of the agent."""
         agent_class = agent_class or self.agent_class
         known = _agent_options(agent_class)
         if "rollout_steps" in known and self.options.get("rollout_steps") is None:
             replaced = {"rollout_steps": self.options["iterations"], **replaced}
-        return agent_class(environment, **self._of(known, replaced))
+        return _Agent(agent_class, self._of(known, replaced))
 
     def loop(self, agent: Any, environment: Any, **options: Any) -> Loop:
         """Build the training loop. `options` are passed to `rein.training_loop`.
@@ -93,11 +140,27 @@ class Builder:
         """
         run = {name: self.options[name] for name in ("seed", "epochs", "iterations") if name in self.options}
         if "env_steps" in self.options:
-            run["epochs"] = -(-self.options["env_steps"] // (run["iterations"] * environment.num_envs))
+            rows = environment.num_envs // self.learners
+            run["epochs"] = -(-self.options["env_steps"] // (run["iterations"] * rows))
         return training_loop(agent, environment, self.store, **(run | options))
 
     def _of(self, known: Collection[str], replaced: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in self.options.items() if name in known} | dict(replaced)
+
+
+@attrs.frozen
+class _Describer(Builder):
+    """Builder of one learner that describes its agent instead of building it."""
+
+    built: Any = None  # environment of all learners
+
+    def environment(self, **replaced: Any) -> Any:
+        return self.built
+
+    def agent(self, environment: Any, agent_class: type[Any] | None = None, **replaced: Any) -> Any:
+        described = _Described()
+        described.agent = self.described_agent(agent_class, **replaced)
+        raise described
 
 
 def recipe(
@@ -130,18 +193,27 @@ def recipe(
             for name, parameter in known.items()
         }
         always = {name: parameters[name].default for name in (*run, *declared, *defaults)}
+        per_learner = {name for name in (*_agent_options(agent), *declared) if name in parameters and name not in run}
+        per_learner -= {name for name in per_learner if isinstance(parameters[name].default, list | tuple)}
 
         @functools.wraps(function)
         def build(store: Store | None = None, **options: Any) -> Loop:
             refuse_unknown(function.__name__, options, parameters)
-            options = always | options
-            builder = Builder(options, store, make, agent)
-            return function(builder, **{name: options[name] for name in declared})
+            each = _of_learners(always | options, per_learner)
+
+            def call(builder: Builder) -> Loop:
+                return function(builder, **{name: builder.options[name] for name in declared})
+
+            def agents(built: Any) -> list[_Agent]:
+                return [_described(call, _Describer(mine, store, make, agent, built=built)) for mine in each]
+
+            return call(Builder(each[0], store, make, agent, agents if len(each) > 1 else None))
 
         store = inspect.Parameter(
             "store", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=Store | None
         )
         signature = inspect.Signature([store, *parameters.values()], return_annotation=Loop)
+        build.per_learner = per_learner  # type: ignore[attr-defined]
         build.__signature__ = signature  # type: ignore[attr-defined]
         build.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
         text = inspect.getdoc(function) or function.__name__
@@ -149,6 +221,40 @@ def recipe(
         return build
 
     return decorate
+
+
+def _of_learners(options: Mapping[str, Any], per_learner: Collection[str]) -> list[dict[str, Any]]:
+    """Return the options of each learner. Raises ValueError for a list of another length."""
+    learners = options["learners"]
+    if learners < 1:
+        raise ValueError(f"learners={learners}: expected 1 or more")
+    lists = {name: value for name, value in options.items() if name in per_learner and isinstance(value, list)}
+    for name, values in lists.items():
+        if learners == 1 or len(values) != learners:
+            raise ValueError(f"{name}={values!r:.80}: expected a single value, or one for each of {learners=}")
+    return [{**options, **{name: values[i] for name, values in lists.items()}} for i in range(learners)]
+
+
+def _described(call: Callable[[Builder], Loop], describer: _Describer) -> _Agent:
+    """Return the agent that a recipe describes."""
+    try:
+        call(describer)
+    except _Described as described:
+        return described.agent
+    raise ValueError(f"learners={describer.learners}: the recipe must build its agent with build.agent(environment)")
+
+
+def _population(agents: Sequence[_Agent], environment: Any) -> Population:
+    """Build a population of these agents, which differ in options. Raises ValueError if they have other classes."""
+    kind, common = agents[0]
+    if any(agent.kind is not kind for agent in agents):
+        raise ValueError(f"learners of {', '.join(sorted({a.kind.__name__ for a in agents}))}: expected a single class")
+    options = dict(common)
+    for name, value in common.items():
+        values = [agent.options[name] for agent in agents]
+        if any(mine != value for mine in values):
+            options[name] = values
+    return Population(kind, environment, learners=len(agents), **options)
 
 
 def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:

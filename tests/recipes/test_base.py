@@ -144,3 +144,61 @@ def test_flags_cover_options_with_simple_values():
 def test_option_can_be_a_schedule_in_python():
     schedule = linear(0.3, 0.1, env_steps=100)
     assert small(clip=schedule).parts["agent"].config["clip"] == schedule.config
+
+
+def test_learners_share_the_rows_of_one_environment_and_differ_in_listed_options():
+    parts = small(learners=3, gamma=[0.9, 0.95, 0.99], clip=[0.1, 0.2, 0.3], seed=5).parts
+    agents = [parts["agent"].agent(number) for number in range(3)]
+    assert parts["environment"].num_envs == 3 * 4
+    assert [(agent.gamma, agent.clip(), agent.seed) for agent in agents] == [
+        *((0.9, 0.1, 5), (0.95, 0.2, 6), (0.99, 0.3, 7))
+    ]
+    assert {agent.hidden for agent in agents} == {(8,)}
+
+
+def test_options_that_a_recipe_computes_differ_between_learners():
+    @recipe(CartPole, PPO, num_envs=4, iterations=16)
+    def scheduled(build: Builder, learning_rate: float = 0.1) -> Loop:
+        environment = build.environment()
+        agent = build.agent(environment, learning_rate=linear(learning_rate, 0.0, env_steps=100))
+        return build.loop(agent, environment)
+
+    agent = scheduled(learners=2, learning_rate=[0.1, 0.2]).parts["agent"]
+    assert [agent.agent(number).learning_rate(env_steps=50) for number in range(2)] == [0.05, 0.1]
+
+
+def test_limits_and_evaluation_environments_count_for_each_learner():
+    @recipe(CartPole, PPO, num_envs=4, iterations=16)
+    def counted(build: Builder, env_steps: int = 128) -> Loop:
+        environment = build.environment()
+        loop = build.loop(build.agent(environment), environment)
+        loop.own("test", build.evaluation_environment(10))
+        return loop
+
+    loop = counted(learners=3)
+    assert loop.parts["test"].num_envs == 12
+    assert loop.run().epoch == 2
+    assert loop.state.clocks.env_steps == 128
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"learners": 0}, "learners"),
+        ({"learners": 2, "clip": [0.1, 0.2, 0.3]}, "clip"),
+        ({"clip": [0.1]}, "clip"),
+    ],
+)
+def test_invalid_learners_raise(options, word):
+    with pytest.raises(ValueError, match=word):
+        small(**options)
+
+
+def test_learners_of_different_classes_raise():
+    @recipe(CartPole, RecurrentDQN, num_envs=4, iterations=16)
+    def either(build: Builder, recurrent: bool = True) -> Loop:
+        environment = build.environment()
+        return build.loop(build.agent(environment, RecurrentDQN if recurrent else DQN), environment)
+
+    with pytest.raises(ValueError, match="single class"):
+        either(learners=2, recurrent=[True, False])
