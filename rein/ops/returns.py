@@ -140,10 +140,12 @@ def gae(
     next_value_TN: Tensor,
     valid_TN: Tensor | None = None,
     *,
-    gamma: float,
-    lambda_: float,
+    gamma: float | Tensor,
+    lambda_: float | Tensor,
 ) -> Tensor:
     """Compute generalized advantage estimates, (T, N). `advantage_TN + value_TN` is the target of the value.
+
+    `gamma` and `lambda_` can be tensors (N,), with a number for each environment.
 
     The advantages are::
 
@@ -211,7 +213,7 @@ def _go_on(terminated_TN: Tensor, truncated_TN: Tensor, valid_TN: Tensor | None,
 
 
 def _one_step(
-    reward_TN: Tensor, terminated_TN: Tensor, next_value_TN: Tensor, valid_TN: Tensor | None, gamma: float
+    reward_TN: Tensor, terminated_TN: Tensor, next_value_TN: Tensor, valid_TN: Tensor | None, gamma: float | Tensor
 ) -> Tensor:
     """Return r_t + gamma * v(s_t+1) in new memory."""
     target_TN = torch.where(terminated_TN, 0.0, next_value_TN).mul_(gamma).add_(reward_TN)
@@ -224,7 +226,7 @@ def _delta(
     value_TN: Tensor,
     next_value_TN: Tensor,
     valid_TN: Tensor | None,
-    gamma: float,
+    gamma: float | Tensor,
 ) -> Tensor:
     """Return r_t + gamma * v(s_t+1) - v(s_t) in new memory."""
     delta_TN = _one_step(reward_TN, terminated_TN, next_value_TN, None, gamma).sub_(value_TN)
@@ -236,11 +238,13 @@ def _zero_where_invalid(x_TN: Tensor, valid_TN: Tensor | None) -> Tensor:
     return x_TN if valid_TN is None else torch.where(valid_TN, x_TN, 0.0)
 
 
-def _accumulate_(x_TN: Tensor, trace_TN: Tensor, discount: float) -> Tensor:
+def _accumulate_(x_TN: Tensor, trace_TN: Tensor, discount: float | Tensor) -> Tensor:
     """Compute x_t <- x_t + discount * trace_t * x_t+1 in place, from the last row to the first.
 
     The loop has a single operation per row of N elements, which fit into the first-level cache.
     """
+    if isinstance(discount, Tensor):
+        trace_TN, discount = trace_TN * discount, 1.0
     x_N, trace_N = x_TN.unbind(), trace_TN.unbind()
     for t in range(len(x_N) - 2, -1, -1):
         x_N[t].addcmul_(trace_N[t], x_N[t + 1], value=discount)

@@ -311,6 +311,11 @@ class Learner:
             self._check_group()
             check_equal(options, self._device)
 
+    def check(self, losses: Mapping[str, Tensor], norm: Tensor) -> None:
+        """Raise NonFiniteError if a loss or a gradient norm is not finite; on a GPU, `read_finite` raises it."""
+        if self._finite is not None:
+            self._finite(losses, norm)
+
     def check_finite(self, enabled: bool) -> None:
         """Turn on (default) or off the check that losses and gradient norms are finite."""
         self._finite = FiniteUpdate(self.networks) if enabled else None
