@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from rein.agents.base.learner import mean_metrics
-from rein.agents.base.losses import Coefficients
 from rein.agents.base.on_policy import OnPolicyAgent, check_enough
 from rein.agents.base.options import option
+from rein.agents.base.stacked.on_policy import StackedA2C
 from rein.ops.returns import gae
 from rein.ops.statistics import standardize
 from rein.replay.rollout import Rollout
@@ -20,6 +20,8 @@ class A2C(OnPolicyAgent):
     Supports the same spaces, action masks and critic observations as PPO. The paper uses the optimizer
     `functools.partial(torch.optim.RMSprop, alpha=0.99, eps=1e-5)`.
     """
+
+    stacked = StackedA2C
 
     learning_rate: float | Schedule = option(default=7e-4)
     rollout_steps: int = option(default=5)
@@ -37,7 +39,7 @@ class A2C(OnPolicyAgent):
             check_enough(self, advantage_TN)
             advantage_TN = standardize(advantage_TN, valid_TN)
         batch = self.batch(advantage_TN, target_TN, valid_TN)
-        entropy = self.entropy_coefficient(**self.counts)  # type: ignore[operator]
+        coefficients = self.coefficients()
         self.updates += 1
-        metrics = self._learner.step(batch, Coefficients(None, self.value_coefficient, entropy))
+        metrics = self._learner.step(batch, coefficients)
         return mean_metrics([metrics], batch)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.learner import Batch, mean_metrics
-from rein.agents.base.losses import Coefficients
 from rein.agents.base.on_policy import OnPolicyAgent
 from rein.agents.base.options import above_zero, in_unit_interval, option
 from rein.ops.returns import vtrace
@@ -47,8 +46,7 @@ class IMPALA(OnPolicyAgent):
     def update(self, rollout: Rollout) -> dict[str, Tensor]:
         """Make `update_epochs` passes over a full rollout and return the mean metrics of all updates."""
         reward_TN, valid_TN = self.rewards(), rollout.valid()
-        entropy = self.entropy_coefficient(**self.counts)  # type: ignore[operator]
-        coefficients = Coefficients(None, self.value_coefficient, entropy)
+        coefficients = self.coefficients()
         first: Batch | None = None
         metrics: list[dict[str, Tensor]] = []
         for _ in range(self.update_epochs):

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.agent import Agent, copy_learned
-from rein.agents.base.lockstep import act_together, acts_together, in_lockstep
-from rein.agents.base.on_policy import OnPolicyAgent
 from rein.agents.base.options import as_json, options_of
+from rein.agents.base.stacked.separate import SeparateAgents, joined, split
 from rein.ops.random import checked_seed
-from rein.ops.trees import leaves, map_tree
+from rein.ops.trees import map_tree
 from rein.protocols import Policy
 from rein.types import Transition, Tree
 
@@ -80,11 +79,7 @@ class Population:
         each = [_options_of(kind, options, number, learners) for number in range(learners)]
         self._agents: list[Any] = [kind(self.observation_space, self.action_space, **mine) for mine in each]
         self._frozen: dict[int, Any] = {}  # greedy policies of the learners that no longer learn
-        self._act_together = isinstance(self._agents[0], OnPolicyAgent) and acts_together(
-            [agent.networks for agent in self._agents]
-        )
-        # action and extras of all rows, and those of each learner
-        self._selected: tuple[Any, Mapping[str, Any], list[Any]] = None, {}, []
+        self._active = together(self._agents)
         self.seed: int | None = None
         if self._seeds is not None:
             self.seed = self._seeds[0]
@@ -155,7 +150,9 @@ class Population:
             raise ValueError(f"freeze({unknown}): the learners are 0 to {len(self._agents) - 1}")
         if len(self.frozen | chosen) == len(self._agents):
             raise ValueError("freeze: no learner would be left; end the run with state.halt_loop(reason)")
+        kept = [i for i, number in enumerate(self._numbers.tolist()) if number not in chosen]
         self._frozen |= {number: self._agents[number].policy() for number in chosen - self.frozen}
+        self._active.keep(kept)
 
     def copy_learner(self, source: int, target: int) -> None:
         """Copy networks, optimizers and normalizers of a learner to another one, in place.
@@ -166,67 +163,49 @@ class Population:
 
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tree]]:
         """Return the exploring actions (R, ...) of all learners, and the tensors to record with them."""
-        parts = self._split(observation)
-        if self._act_together:
-            x = torch.stack([agent.networks.preprocess(part) for agent, part in zip(self._agents, parts, strict=True)])
-            generators = [None if i in self._frozen else agent.generator for i, agent in enumerate(self._agents)]
-            action_SN, extras_SN = act_together([agent.networks for agent in self._agents], x, generators)
-            action, extras = map_tree(lambda x: x.flatten(0, 1), (action_SN, extras_SN))
-            chosen = [(action_SN[i], map_tree(lambda x, i=i: x[i], extras_SN)) for i in range(len(self._agents))]
-            for agent, (mine, more) in zip(self._agents, chosen, strict=True):
-                agent._selected = mine, more
-        else:
-            chosen = [
-                self._frozen.get(i, agent).select_action(part)
-                for i, (agent, part) in enumerate(zip(self._agents, parts, strict=True))
-            ]
-            action = _joined([mine for mine, _ in chosen])
-            names = dict.fromkeys(name for _, more in chosen for name in more)
-            extras = {name: _joined([more.get(name) for _, more in chosen]) for name in names}
-        self._selected = action, extras, chosen
-        return action, extras
+        if not self._frozen:
+            return self._active.select_action(observation)
+        action, extras = self._active.select_action(self._of_active(observation))
+        parts = split((action, extras), len(self._active.agents))
+        zeros, rest = map_tree(torch.zeros_like, parts[0][1]), iter(parts)
+        chosen = [
+            (self._frozen[number].select_action(mine)[0], zeros) if number in self._frozen else next(rest)
+            for number, mine in enumerate(split(observation, len(self._agents)))
+        ]
+        self._selected = joined(chosen), (action, extras)
+        return self._selected[0]
 
     def record_observation(self, transition: Transition) -> None:
         """Give each learner the transitions of its rows."""
-        (action, extras, chosen), self._selected = self._selected, (None, {}, [])
-        selected = action is not None and transition.action is action
-        added = {name: x for name, x in transition.extras.items() if x is not extras.get(name)}
-        parts = self._split(transition._replace(action=None if selected else transition.action, extras=added))
-        for number, (agent, part) in enumerate(zip(self._agents, parts, strict=True)):
+        if not self._frozen:
+            self._active.record_observation(transition)
+            return
+        ended = transition.terminated | transition.truncated | ~transition.valid
+        for number, ended_N in enumerate(split(ended, len(self._agents))):
             if number in self._frozen:
-                self._frozen[number].reset(part.terminated | part.truncated | ~part.valid)
-                continue
-            mine, more = chosen[number] if chosen else (None, {})
-            part = part._replace(
-                extras={**{name: more[name] for name in transition.extras if name in more}, **part.extras}
-            )
-            agent.record_observation(part._replace(action=mine) if selected else part)
+                self._frozen[number].reset(ended_N)
+        (action, extras), ours = self._selected
+        mine = self._of_active(transition)
+        if transition.action is action:
+            known = {name: ours[1][name] for name, x in transition.extras.items() if x is extras.get(name)}
+            mine = mine._replace(action=ours[0], extras={**mine.extras, **known})
+        self._active.record_observation(mine)
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
         """End the current episodes of the rows in `mask` (R,), which were reset outside a step."""
-        parts = zip(self._agents, self._split(observation), self._split(mask), strict=True)
-        for number, (agent, mine, mine_N) in enumerate(parts):
+        for number, mine_N in enumerate(split(mask, len(self._agents))):
             if number in self._frozen:
                 self._frozen[number].reset(mine_N)
-            else:
-                agent.observe_reset(mine, mine_N)
+        self._active.observe_reset(*self._of_active((observation, mask)))
 
     def optimize_model(self) -> dict[str, Tensor]:
         """Let every learner learn if its update is due. Returns means over learners, and the metrics of each."""
-        agents = [agent for number, agent in enumerate(self._agents) if number not in self._frozen]
-        if len(agents) > 1 and all(isinstance(agent, OnPolicyAgent) and agent.rollout.full for agent in agents):
-            found = in_lockstep([agent.optimize_model for agent in agents], [agent.learners for agent in agents])
-        else:
-            found = [agent.optimize_model() for agent in agents]
         metrics: dict[str, Tensor] = {}
-        missing: Any = math.nan
-        settings: dict[str, Any] = {"dtype": torch.float32, "device": self.device}
-        for name in dict.fromkeys(name for mine in found for name in mine):
-            values = iter(found)
-            each = [missing if i in self._frozen else next(values).get(name, missing) for i in range(len(self._agents))]
-            each = [torch.as_tensor(value, **settings).detach().mean() for value in each]  # a number or a tensor
-            metrics[f"{name}_per_learner"] = torch.stack(each)
-            metrics[name] = metrics[f"{name}_per_learner"].nanmean()
+        for name, value_K in self._active.optimize_model().items():
+            value_S = torch.full((len(self._agents),), math.nan, dtype=torch.float32, device=self.device)
+            value_S[self._numbers] = value_K.detach().float()
+            metrics[f"{name}_per_learner"] = value_S
+            metrics[name] = value_K.detach().float().nanmean()
         return metrics
 
     def policy(self, deterministic: bool = True, **options: Any) -> PopulationPolicy:
@@ -245,11 +224,13 @@ class Population:
         if self._seeds is None:
             for number, agent in enumerate(self._agents):
                 agent.reseed(seed + number)
+            self._active = together(self._agents)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all agents."""
         frozen = {str(number): policy.state_dict() for number, policy in self._frozen.items()}
-        return {"agents": [agent.state_dict() for agent in self._agents], "frozen": frozen}
+        states = [agent.state_dict() for agent in self._agents]
+        return {"agents": states, "frozen": frozen, "together": self._active.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned. Raises ValueError for another number of learners."""
@@ -260,19 +241,25 @@ class Population:
         self._frozen = {int(number): self._agents[int(number)].policy() for number in state["frozen"]}
         for number, policy in self._frozen.items():
             policy.load_state_dict(state["frozen"][str(number)])
-        self._selected = None, {}, []
+        self._active = together([agent for i, agent in enumerate(self._agents) if i not in self._frozen])
+        self._active.load_state_dict(state["together"])
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={as_json(value)!r}" for name, value in self._options.items())
         return f"Population({self.kind.__name__}, learners={len(self._agents)}{options})"
 
-    def _split(self, tree: Any) -> list[Any]:
-        """Return the rows of each learner. Raises ValueError if the rows have no S equal parts."""
-        learners, rows = len(self._agents), len(next(leaf for _, leaf in leaves(tree)))
-        if rows % learners:
-            raise ValueError(f"Population: {rows} rows cannot be split into {learners} equal parts")
-        size = rows // learners
-        return [map_tree(lambda x, i=i: x[i * size : (i + 1) * size], tree) for i in range(learners)]
+    @property
+    def _numbers(self) -> Tensor:
+        """Numbers of the learners that learn."""
+        numbers = [number for number in range(len(self._agents)) if number not in self._frozen]
+        return torch.tensor(numbers, dtype=torch.int64, device=self.device)
+
+    def _of_active(self, tree: Any) -> Any:
+        """Return the rows of the learners that learn."""
+        if not self._frozen:
+            return tree
+        parts = split(tree, len(self._agents))
+        return joined([part for number, part in enumerate(parts) if number not in self._frozen])
 
 
 class PopulationPolicy:
@@ -288,12 +275,12 @@ class PopulationPolicy:
 
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tensor]]:
         """Return an action (R, ...) for an observation (R, ...)."""
-        parts = zip(self.policies, self._population._split(observation), strict=True)
-        return _joined([policy.select_action(part)[0] for policy, part in parts]), {}
+        parts = zip(self.policies, split(observation, len(self.policies)), strict=True)
+        return joined([policy.select_action(part)[0] for policy, part in parts]), {}
 
     def reset(self, mask: Tensor | None = None) -> None:
         """Start new episodes in the rows of `mask` (R,), or in all rows."""
-        masks = [None] * len(self.policies) if mask is None else self._population._split(mask)
+        masks = [None] * len(self.policies) if mask is None else split(mask, len(self.policies))
         for policy, mine in zip(self.policies, masks, strict=True):
             policy.reset(mine)
 
@@ -322,7 +309,7 @@ def _options_of(kind: type[Agent], given: Mapping[str, Any], number: int, learne
     return options
 
 
-def _joined(parts: Sequence[Tree]) -> Tree:
-    """Return the rows of all learners. Those of a frozen learner, which has no extras, are zeros."""
-    zeros = map_tree(torch.zeros_like, next(part for part in parts if part is not None))
-    return map_tree(lambda *x: torch.cat(x), *(zeros if part is None else part for part in parts))
+def together(agents: Sequence[Any]) -> SeparateAgents:
+    """Return the agents as one, computed together if their class and their options allow it."""
+    kind = vars(type(agents[0])).get("stacked")  # a subclass may override what `stacked` computes
+    return kind(agents) if kind is not None and kind.supports(agents) else SeparateAgents(agents)

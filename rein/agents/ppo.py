@@ -16,6 +16,7 @@ from rein.agents.base.losses import Coefficients
 from rein.agents.base.on_policy import OnPolicyAgent, check_enough
 from rein.agents.base.options import above_zero, finite, in_unit_interval, not_negative, option
 from rein.agents.base.segments import Segments, SegmentSampler, Trace
+from rein.agents.base.stacked.on_policy import StackedPPO
 from rein.ops.returns import gae, smooth_rewards
 from rein.ops.statistics import minibatches, standardize
 from rein.replay.rollout import Rollout
@@ -42,6 +43,8 @@ class PPO(OnPolicyAgent):
     `action_mask` of a Dict observation masks invalid actions, and the entry `critic_observation` is an input of the
     critic only.
     """
+
+    stacked = StackedPPO
 
     gae_lambda: float = option(default=0.95)
     update_epochs: int = option(default=4)
@@ -90,14 +93,15 @@ class PPO(OnPolicyAgent):
                     break
         return mean_metrics(metrics, batch)
 
-    def _coefficients(self) -> Coefficients:
+    def coefficients(self) -> Coefficients:
+        """Return the current clip ranges, and weights of the terms of the loss."""
         counts = self.counts
         entropy = self.entropy_coefficient(**counts)  # type: ignore[operator]
         return Coefficients(self.clip(**counts), self.value_coefficient, entropy, self.value_clip)  # type: ignore[operator]
 
     def _pass(self, batch: Batch, sequences: SegmentSampler | None, report: bool) -> list[dict[str, Tensor]]:
         """Update once per minibatch and return the metrics of each update."""
-        coefficients, metrics, parts = self._coefficients(), [], self._shuffled(batch)
+        coefficients, metrics, parts = self.coefficients(), [], self._shuffled(batch)
         if sequences is not None:
             parts = sequences.minibatches(self.minibatches, self.generator, self.counts)
         for part, weight in parts:

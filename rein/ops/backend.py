@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from rein.ops.trees import map_tree
+from rein.ops.trees import leaves, map_tree
 
 PLAIN = os.environ.get("REIN_PLAIN", "0") not in ("", "0")  # whether all optimizations are off
 
@@ -69,6 +69,11 @@ def graph(function: Callable[..., Any], device: torch.device) -> Callable[..., A
     return _Graphed(function) if has_graphs(device) else None
 
 
+def captured(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """Return a `CudaGraph` of a function on GPUs, and the function itself on other devices."""
+    return CudaGraph(function) if has_graphs(device) and not PLAIN else function
+
+
 def has_graphs(device: torch.device) -> bool:
     """Return whether functions compiled for a device become CUDA graphs."""
     return device.type == "cuda"
@@ -86,6 +91,44 @@ class _Graphed:
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         torch.compiler.cudagraph_mark_step_begin()
         return map_tree(_copy, self._function(*inputs, **options))
+
+
+class CudaGraph:
+    """Function of trees of tensors that is captured as a CUDA graph when it is called for the third time.
+
+    A replay takes one launch instead of one for each operation. The function may change tensors in place, but must not
+    read values on the host, and may draw no random numbers. Numbers among the inputs become constants of the graph.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._calls: dict[Any, int] = {}  # by the shapes of the inputs
+        self._graphs: dict[Any, tuple[Any, list[Tensor], Any]] = {}
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Return what the function returns, in new memory."""
+        given = list(leaves(inputs))
+        key = tuple((path, x.shape, x.dtype) if isinstance(x, Tensor) else (path, x) for path, x in given)
+        tensors = [x for _, x in given if isinstance(x, Tensor)]
+        if key not in self._graphs:
+            self._calls[key] = self._calls.get(key, 0) + 1
+            if self._calls[key] < 3:  # libraries initialize themselves in the first calls
+                return self._function(*inputs)
+            self._graphs[key] = self._capture(inputs)
+        captured, kept, outputs = self._graphs[key]
+        for place, x in zip(kept, tensors, strict=True):
+            place.copy_(x)
+        captured.replay()
+        return map_tree(_copy, outputs)
+
+    def _capture(self, inputs: Any) -> tuple[Any, list[Tensor], Any]:
+        """Return the graph, the memory of its inputs, and its outputs."""
+        inputs = map_tree(_copy, inputs)
+        kept = [leaf for _, leaf in leaves(inputs) if isinstance(leaf, Tensor)]
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            outputs = self._function(*inputs)
+        return captured, kept, outputs
 
 
 def _copy(output: Any) -> Any:

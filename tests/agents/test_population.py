@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 import rein
-from rein.agents.base import lockstep
 from rein.agents.base.learner import Learner
 from rein.errors import NonFiniteError
 from rein.networks.recurrent import GRU

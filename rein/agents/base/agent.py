@@ -97,6 +97,7 @@ class Agent(_HasOptions, abc.ABC):
 
     has_critic: ClassVar[bool] = True  # False if action values select the actions
     reports: ClassVar[tuple[str, ...]] = ()  # metrics that every epoch reports; NaN without an update
+    stacked: ClassVar[Any] = None  # class that computes agents of exactly this class together, in a `Population`
 
     def __attrs_post_init__(self) -> None:
         if self.action_space is None and isinstance(self.observation_space, Group):

@@ -138,8 +138,6 @@ class Learner:
         self.max_grad_norm, self.guard = max_grad_norm, guard
         # function of (parameters, gradients), called before gradients are clipped; gradients must not be changed
         self.on_gradients: Callable[[Sequence[Tensor], Sequence[Tensor | None]], None] | None = None
-        # function of (learner, batch, coefficients, report) that computes steps together with those of other learners
-        self.together: Callable[..., dict[str, Tensor]] | None = None
         self._finite: FiniteUpdate | None = FiniteUpdate(networks)  # not used with a guard
         self._parameters = [*networks.parameters()]
         self._largest = largest_matrix(networks)
@@ -173,16 +171,10 @@ class Learner:
 
     def step(self, batch: Batch, coefficients: Any, *, report: bool = True) -> dict[str, Tensor]:
         """Make one optimizer step. Returns the metrics of the loss and, if `report` is set, `grad_norm`."""
-        if self.together is not None:
-            return self.together(self, batch, coefficients, report)
-        return self.step_alone(batch, coefficients, report)
-
-    def step_alone(self, batch: Batch, coefficients: Any, report: bool) -> dict[str, Tensor]:
-        """Make one optimizer step without other learners."""
         measure, report = report, report or self._compiled  # compile only one variant of the loss
         if self._compiled:  # tensors, so that a schedule does not trigger recompilation
             coefficients = map_tree(self._tensor, coefficients)
-        parts = self.parts(batch)
+        parts = self._parts(batch)
         with fast_products(parts[0].size * self._largest):
             if len(parts) == 1:
                 gradients, metrics = self._gradients(batch, coefficients, report)
@@ -190,19 +182,12 @@ class Learner:
                 gradients, metrics = self._accumulate(parts, coefficients, batch.valid, report)
         if self._processes > 1 or processes() > 1:
             gradients, metrics = self._average_over_processes(gradients, metrics, batch)
-        return self.apply(gradients, metrics, measure)
+        return self._apply(gradients, metrics, measure)
 
-    def apply(
-        self,
-        gradients: Sequence[Tensor | None],
-        metrics: dict[str, Tensor],
-        measure: bool,
-        clipped_norm: Tensor | None = None,
+    def _apply(
+        self, gradients: Sequence[Tensor | None], metrics: dict[str, Tensor], measure: bool
     ) -> dict[str, Tensor]:
-        """Clip gradients of the parameters and step the optimizer. Returns the metrics with `grad_norm` if measured.
-
-        Gradients with a `clipped_norm` are checked and clipped already. It is their norm before.
-        """
+        """Clip gradients of the parameters and step the optimizer. Returns the metrics with `grad_norm` if measured."""
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
         if self.on_gradients is not None:
@@ -213,10 +198,6 @@ class Learner:
                 if measure
                 else metrics
             )
-        if clipped_norm is not None:
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            return {**metrics, "grad_norm": clipped_norm} if measure else metrics
         settings = {"max_grad_norm": self.max_grad_norm, "guard": self.guard, "measure": measure}
         norm = apply_gradients(self.optimizer, metrics, **settings, finite=self._finite)
         return metrics if norm is None else {**metrics, "grad_norm": norm}
@@ -229,7 +210,7 @@ class Learner:
             else number
         )
 
-    def parts(self, batch: Batch) -> list[Batch]:
+    def _parts(self, batch: Batch) -> list[Batch]:
         """Split a batch into micro-batches."""
         steps = batch.shape.numel() // batch.size  # 1 for rows
         size = batch.size if self._rows is None else max(1, self._rows // steps)

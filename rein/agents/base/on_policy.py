@@ -14,7 +14,7 @@ from torch import Tensor
 from rein.agents.base.agent import cast_action
 from rein.agents.base.closed_form import has_closed_form, policy_gradient
 from rein.agents.base.learner import Batch
-from rein.agents.base.losses import METRICS, policy_loss
+from rein.agents.base.losses import METRICS, Coefficients, policy_loss
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import default_optimizer
 from rein.agents.base.options import finite, flag, not_negative, option
@@ -145,12 +145,7 @@ class OnPolicyAgent(NetworkAgent):
         """
         action, extras = self._selected
         if action is None or action is not transition.action:
-            transition = transition._replace(action=cast_action(transition.action, self.action_space))
-            computed, ours = self._evaluate_action(transition), extras or {}
-            # extras of the action that this agent selected do not apply to the action that replaced it
-            theirs = {name: x for name, x in transition.extras.items() if not _is_ours(x, ours.get(name))}
-            theirs = _typed(theirs, {"sample": transition.action, **computed})
-            transition = transition._replace(extras={**computed, **theirs, "value": computed["value"]})
+            transition = self.completed(transition, extras or {})
         self._selected = None, None
         if self._next_carry is None or self.carry_reset is None:
             self.rollout.append(transition)
@@ -160,6 +155,17 @@ class OnPolicyAgent(NetworkAgent):
             self.rollout.append(transition, reset=self.carry_reset, next_carry=self._next_carry)
             self._reset_carry(transition.terminated | transition.truncated | ~transition.valid, self._next_carry)
         self.env_steps += len(transition.reward)
+
+    def completed(self, transition: Transition, ours: Mapping[str, Tree]) -> Transition:
+        """Return a transition with the extras of an action that this agent did not select.
+
+        `ours` are the extras of the action that the agent selected and that was replaced, which do not apply.
+        """
+        transition = transition._replace(action=cast_action(transition.action, self.action_space))
+        computed = self._evaluate_action(transition)
+        theirs = {name: x for name, x in transition.extras.items() if not _is_ours(x, ours.get(name))}
+        theirs = _typed(theirs, {"sample": transition.action, **computed})
+        return transition._replace(extras={**computed, **theirs, "value": computed["value"]})
 
     def _evaluate_action(self, transition: Transition) -> dict[str, Tree]:
         """Return the extras of an action that this agent did not select."""
@@ -225,6 +231,10 @@ class OnPolicyAgent(NetworkAgent):
             reset=take("reset") if recurrent else None,
             carry=self.first_carry if recurrent else None,
         )
+
+    def coefficients(self) -> Coefficients:
+        """Return the current weights of the terms of the loss."""
+        return Coefficients(None, self.value_coefficient, self.entropy_coefficient(**self.counts))  # type: ignore[operator]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned. Raises ValueError if the options of the agent differ."""

@@ -55,11 +55,12 @@ class SeparateAgents:
     def optimize_model(self) -> dict[str, Tensor]:
         """Let every agent learn if its update is due. Returns metrics (S,)."""
         found = [agent.optimize_model() for agent in self.agents]
-        missing = torch.full((), math.nan, dtype=torch.float32, device=self.device)
-        return {
-            name: torch.stack([mine.get(name, missing).detach().float().mean() for mine in found])
-            for name in dict.fromkeys(name for mine in found for name in mine)
-        }
+        settings: dict[str, Any] = {"dtype": torch.float32, "device": self.device}
+        metrics: dict[str, Tensor] = {}
+        for name in dict.fromkeys(name for mine in found for name in mine):
+            each = [torch.as_tensor(mine.get(name, math.nan), **settings) for mine in found]  # numbers or tensors
+            metrics[name] = torch.stack([value.detach().mean() for value in each])
+        return metrics
 
     def keep(self, kept: Sequence[int]) -> None:
         """Continue with these agents only."""
@@ -77,11 +78,16 @@ class SeparateAgents:
 
 def split(tree: Any, parts: int) -> list[Any]:
     """Return equal parts of the rows of a tree. Raises ValueError if there are none."""
-    rows = len(next(leaf for _, leaf in leaves(tree) if leaf is not None))
+    size = rows_of_part(tree, parts)
+    return [map_tree(lambda x, i=i: x[i * size : (i + 1) * size], tree) for i in range(parts)]
+
+
+def rows_of_part(tree: Any, parts: int) -> int:
+    """Return the number of rows of one of equal parts of a tree. Raises ValueError if there are none."""
+    rows = len(next(leaf for _, leaf in leaves(tree)))
     if rows % parts:
         raise ValueError(f"Population: {rows} rows cannot be split into {parts} equal parts")
-    size = rows // parts
-    return [map_tree(lambda x, i=i: x[i * size : (i + 1) * size], tree) for i in range(parts)]
+    return rows // parts
 
 
 def joined(parts: Sequence[Tree]) -> Tree:

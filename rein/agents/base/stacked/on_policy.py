@@ -1,0 +1,332 @@
+"""On-policy agents of a population that are computed together.
+
+Shapes: S learners, N environments of a learner, R = S * N rows, T steps of a rollout, B = T * N rows of a learner, M rows
+of a minibatch.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rein.agents.base.learner import Batch
+from rein.agents.base.losses import Coefficients, report_metrics
+from rein.agents.base.on_policy import OnPolicyAgent, check_enough
+from rein.agents.base.stacked.parameters import StackedLearner, StackedModules, can_stack
+from rein.agents.base.stacked.policy_gradient import Outputs, forward, policy_gradient
+from rein.agents.base.stacked.separate import SeparateAgents, joined, rows_of_part, split
+from rein.networks.heads import DiscreteHead
+from rein.ops.backend import captured
+from rein.ops.returns import gae
+from rein.ops.statistics import explained_variance, minibatches, standardize
+from rein.ops.trees import map_tree
+from rein.replay.rollout import Rollout
+from rein.types import Transition, Tree
+
+# options that may differ between the learners
+DIFFERENT = {
+    "learning_rate",
+    "gamma",
+    "gae_lambda",
+    "clip",
+    "value_coefficient",
+    "entropy_coefficient",
+    "max_grad_norm",
+}
+
+
+class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
+    """On-policy agents with plain networks, which share a rollout. Subclasses implement `update`."""
+
+    def __init__(self, agents: Sequence[OnPolicyAgent]) -> None:
+        super().__init__(agents)
+        self.first: Any = agents[0]
+        self.rollout = Rollout(self.first.rollout_steps)
+        self.discrete = isinstance(self.first.networks.policy_head, DiscreteHead)
+        self._stack()
+
+    def _stack(self) -> None:
+        self.networks = StackedModules([agent.networks for agent in self.agents])
+        learners = [agent.learners["networks"] for agent in self.agents]
+        self.learner = StackedLearner(self.networks, learners)
+        self._act = captured(self._chosen, self.device)
+        self._step = captured(self._learned, self.device)
+
+    @classmethod
+    def supports(cls, agents: Sequence[Any]) -> bool:
+        """Return whether the agents can be computed together: with plain networks, and options that may differ."""
+        fixed = [{name: x for name, x in agent.config.items() if name not in {*DIFFERENT, "seed"}} for agent in agents]
+        learners = [agent.learners["networks"] for agent in agents]
+        return all(mine == fixed[0] for mine in fixed) and can_stack(learners) and cls.supports_options(agents[0])
+
+    @classmethod
+    def supports_options(cls, agent: Any) -> bool:
+        """Return whether the options of an agent are supported."""
+        return not agent.networks.preprocess.has_inputs and not (agent.squash and agent.entropy_coefficient.bounds[1])
+
+    @torch.no_grad()
+    def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tree]]:
+        """Sample actions (R, ...). Returns them with `value`, `log_prob` and, if it differs, `sample`."""
+        x_SNF = self._features(observation)
+        actions = () if self.discrete else self.first.networks.policy_head.low.shape
+        noise = torch.empty(*x_SNF.shape[:2], *actions, dtype=torch.float32, device=self.device)
+        draw = torch.rand if self.discrete else torch.randn
+        for agent, mine in zip(self.agents, noise.unbind(), strict=True):
+            draw(mine.shape, generator=agent.generator, out=mine)
+        action, extras = self._act(x_SNF, noise)
+        if action is None:
+            action = extras.pop("sample")
+        self._selected = action, dict(extras), []
+        return action, extras
+
+    def _chosen(self, x_SNF: Tensor, noise: Tensor) -> tuple[Tree, dict[str, Tensor]]:
+        """Return actions, or None if they are the samples, and extras, (R, ...)."""
+        (distribution, value_SN), _, _ = forward(self.first.networks, self.networks.parameters, x_SNF)
+        sample = distribution.sample_from(noise)
+        action = self.first.networks.policy_head.to_action(distribution, sample)
+        extras = {"value": value_SN, "log_prob": distribution.log_prob(sample), "sample": sample}
+        return map_tree(lambda x: x.flatten(0, 1), (None if action is sample else action, extras))
+
+    def _features(self, observation: Tree) -> Tensor:
+        """Return preprocessed observations (S, N, F) of R rows."""
+        if self.first.normalize_observation:
+            parts = zip(self.agents, split(observation, len(self.agents)), strict=True)
+            return torch.stack([agent.networks.preprocess(part) for agent, part in parts])
+        shape = len(self.agents), rows_of_part(observation, len(self.agents))
+        return self.first.networks.preprocess(observation).unflatten(0, shape)
+
+    def record_observation(self, transition: Transition) -> None:
+        """Add the transitions of all agents to the rollout. See `OnPolicyAgent.record_observation`."""
+        (action, extras, _), self._selected = self._selected, (None, {}, [])
+        if action is None or action is not transition.action:
+            parts = zip(self.agents, split((transition, dict(extras)), len(self.agents)), strict=True)
+            transition = joined([agent.completed(part, ours) for agent, (part, ours) in parts])
+        self.rollout.append(transition)
+        for agent in self.agents:
+            agent.env_steps += len(transition.reward) // len(self.agents)
+
+    def observe_reset(self, observation: Tree, mask: Tensor) -> None:
+        """End the current episodes of the rows in `mask` (R,), which were reset outside a step."""
+        if self.first.reward_normalizer is not None and not len(self.rollout):
+            for agent, mine_N in zip(self.agents, split(mask, len(self.agents)), strict=True):
+                agent.reward_normalizer.observe_reset(mine_N)
+        self.rollout.observe_reset(mask)
+
+    def optimize_model(self) -> dict[str, Tensor]:
+        """Update with the rollout if it is full, and return metrics (S,)."""
+        if not self.rollout.full:
+            return {}
+        for agent in self.agents:
+            agent.set_learning_rates()
+        self.learner.read_options()
+        metrics = self.update(self.batch())
+        self.learner.mark()
+        if self.first.normalize_observation:
+            observation, valid = self.rollout["observation"], self.rollout["valid"]
+            parts = split(map_tree(lambda x: x.transpose(0, 1), (observation, valid)), len(self.agents))
+            for agent, part in zip(self.agents, parts, strict=True):
+                agent.networks.preprocess.update(*map_tree(lambda x: x.flatten(0, 1), part))
+        self.rollout.clear()
+        return metrics
+
+    @abc.abstractmethod
+    def update(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Learn from a rollout, given as columns (S, B, ...) of a `Batch`, and return metrics (S,)."""
+
+    @torch.no_grad()
+    def batch(self) -> dict[str, Tensor]:
+        """Return the rollout with advantages and targets, (S, B, ...). `valid` is left out if all rows are valid."""
+        rollout, value_TR, valid_TR = self.rollout, self.rollout["value"], self.rollout.valid()
+        ends = rollout["terminated"], rollout["truncated"]
+        settings = {"gamma": self._of_rows("gamma"), "lambda_": self._of_rows("gae_lambda")}
+        rewards = self._rewards()
+        advantage_TR = gae(rewards, *ends, value_TR, self._next_values(value_TR), valid_TR, **settings)
+        columns = {
+            "features": self._features(map_tree(lambda x: self._by_learner(x).flatten(0, 1), rollout["observation"])),
+            "sample": rollout["sample" if "sample" in rollout else "action"],
+            "log_prob": rollout["log_prob"],
+            "value": value_TR,
+            "advantage": advantage_TR,
+            "target": advantage_TR + value_TR,
+        }
+        if valid_TR is not None:
+            columns["valid"] = valid_TR
+        return {name: x if name == "features" else self._by_learner(x) for name, x in columns.items()}
+
+    def _by_learner(self, x_TR: Tensor) -> Tensor:
+        """Return rows (T, R, ...) as (S, B, ...)."""
+        return x_TR.unflatten(1, (len(self.agents), -1)).transpose(0, 1).flatten(1, 2)
+
+    def _of_rows(self, option: str) -> float | Tensor:
+        """Return an option, as a number if it is the same for all agents, otherwise for each row, (R,)."""
+        values = [getattr(agent, option) for agent in self.agents]
+        if len({*values}) == 1:
+            return values[0]
+        rows = self.rollout["reward"].shape[1] // len(values)
+        return torch.tensor(values, dtype=torch.float32, device=self.device).repeat_interleave(rows)
+
+    def _rewards(self) -> Tensor:
+        """Return the rewards (T, R), normalized by each agent."""
+        reward_TR = self.rollout["reward"]
+        if self.first.reward_normalizer is None:
+            return reward_TR
+        ended_TR = self.rollout["terminated"] | self.rollout["truncated"]
+        columns = split(
+            map_tree(lambda x: x.transpose(0, 1), (reward_TR, ended_TR, self.rollout["valid"])), len(self.agents)
+        )
+        scaled = []
+        for agent, mine in zip(self.agents, columns, strict=True):
+            agent.reward_normalizer.gamma = agent.gamma
+            scaled.append(agent.reward_normalizer.scale(*map_tree(lambda x: x.transpose(0, 1), mine)))
+        return torch.cat(scaled, 1)
+
+    def _next_values(self, value_TR: Tensor) -> Tensor:
+        """Return the values (T, R) of the true next observations, see `Rollout.next_values`."""
+        rollout, learners = self.rollout, len(self.agents)
+        cut_TR = rollout["truncated"] & ~rollout["terminated"] & rollout["valid"]
+        observation = rollout["next_observation"]
+        if not value_TR.is_cpu:  # all rows, because selecting rows would wait for the device
+            after = map_tree(lambda x: self._by_learner(x).flatten(0, 1), observation)
+            after_TSN = self._values(after).unflatten(1, (len(value_TR), -1)).transpose(0, 1)
+            next_value_TR = torch.cat((value_TR[1:], value_TR[-1:]))
+            cut_TR[-1] = True
+            return torch.where(cut_TR, after_TSN.flatten(1), next_value_TR)
+        last_SN = self._values(map_tree(lambda x: x[-1], observation))
+        next_value_TR = torch.cat((value_TR[1:], last_SN.view(1, -1)))
+        step_Q, row_Q = cut_TR[:-1].nonzero(as_tuple=True)
+        of_Q = row_Q // (value_TR.shape[1] // learners)
+        for number in of_Q.unique().tolist():
+            place, networks = (step_Q[of_Q == number], row_Q[of_Q == number]), self.agents[number].networks
+            mine = map_tree(lambda x, place=place: x[place], observation)
+            next_value_TR[place] = networks.value(networks.preprocess(mine))
+        return next_value_TR
+
+    def _values(self, observation: Tree) -> Tensor:
+        """Return the values (S, M) of S M rows."""
+        return forward(self.first.networks, self.networks.parameters, self._features(observation))[0].value
+
+    def learn(
+        self, part: Mapping[str, Tensor], coefficients: Sequence[Coefficients], *, report: bool
+    ) -> dict[str, Tensor]:
+        """Make one optimizer step with columns (S, M, ...). Returns metrics (S,), which are empty without `report`."""
+        for agent in self.agents:
+            agent.updates += 1
+        if not self.learner.together:
+            return self._learn_alone(part, coefficients, report)
+        columns = Coefficients(*(self._column(values) for values in zip(*coefficients, strict=True)))
+        norm_S, found = self._step(part, columns, report)
+        return {**found, "grad_norm": norm_S} if report else {}
+
+    @torch.no_grad()
+    def _learned(self, part: Mapping[str, Tensor], coefficients: Coefficients, report: bool) -> Any:
+        """Return the gradient norms (S,) and metrics (S,)."""
+        parameters = self.networks.parameters
+        gradients, outputs, log_prob_SM = policy_gradient(self.first.networks, parameters, part, coefficients)
+        norm_S = self.learner.step(gradients)
+        return norm_S, self._metrics(outputs, log_prob_SM, part, coefficients) if report else {}
+
+    def _metrics(
+        self, outputs: Outputs, log_prob_SM: Tensor, part: Mapping[str, Tensor], coefficients: Coefficients
+    ) -> dict[str, Tensor]:
+        kind, parameters = type(outputs.distribution), outputs.distribution[: 1 if self.discrete else 2]
+        bounds = outputs.distribution[len(parameters) :]
+
+        def of_learner(own: Any, value: Tensor, log_prob: Tensor, mine: Any, numbers: Coefficients) -> Any:
+            return report_metrics(kind(*own, *bounds), log_prob, value, Batch(**mine), numbers)
+
+        numbers = map_tree(lambda x: x.squeeze(1) if isinstance(x, Tensor) else x, coefficients)
+        axes = Coefficients(*(0 if isinstance(x, Tensor) else None for x in numbers))
+        return torch.vmap(of_learner, (0, 0, 0, 0, axes))(parameters, outputs.value, log_prob_SM, dict(part), numbers)
+
+    def _learn_alone(
+        self, part: Mapping[str, Tensor], coefficients: Sequence[Coefficients], report: bool
+    ) -> dict[str, Tensor]:
+        """Let each agent make its step, with guards, hooks and frozen parameters."""
+        found = []
+        for number, agent in enumerate(self.agents):
+            mine = Batch(**{name: x[number] for name, x in part.items()})
+            found.append(agent.learners["networks"].step(mine, coefficients[number], report=report))
+        return {name: torch.stack([mine[name] for mine in found]) for name in found[0]} if report else {}
+
+    def _column(self, values: Sequence[Any]) -> Any:
+        """Return numbers of all agents as (S, 1), or as one number if they are equal. On GPUs, a graph would keep it."""
+        if values[0] is None or (len({*values}) == 1 and self.device.type == "cpu"):
+            return values[0]
+        return torch.tensor(values, dtype=torch.float32, device=self.device).unsqueeze(1)
+
+    def means(self, seen: Sequence[Mapping[str, Tensor]], batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the mean metrics (S,) of updates, and the explained variances of the values of the batch."""
+        means = {name: torch.stack([metrics[name] for metrics in seen]).mean(0) for name in seen[0]}
+        valid = (batch["valid"],) if "valid" in batch else ()
+        explained_S = torch.vmap(explained_variance)(batch["value"], batch["target"], *valid)
+        return {**means, "explained_variance": explained_S}
+
+    def keep(self, kept: Sequence[int]) -> None:
+        """Continue with these agents only."""
+        state = self.rollout.state_dict()
+        rows = state["fields"]["reward"].shape[1] // len(self.agents) if len(self.rollout) else 0
+        row_K = torch.cat([torch.arange(number * rows, (number + 1) * rows, device=self.device) for number in kept])
+        self.rollout.load_state_dict({**state, "fields": map_tree(lambda x: x[:, row_K], state["fields"])})
+        super().keep(kept)
+        self.first = self.agents[0]
+        self._stack()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rollout."""
+        return {"rollout": self.rollout.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state that `state_dict` returned."""
+        super().load_state_dict(state)
+        self.rollout.load_state_dict(state["rollout"])
+
+
+class StackedPPO(StackedOnPolicyAgents):
+    """Agents of the class PPO."""
+
+    @classmethod
+    def supports_options(cls, agent: Any) -> bool:
+        """Return whether the options of an agent are supported."""
+        plain = agent.target_kl is None and agent.segments is None and not agent.reward_smoothing
+        return plain and super().supports_options(agent)
+
+    def update(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Make `update_epochs` passes and return the mean metrics of the last pass."""
+        learners, rows = batch["target"].shape
+        metrics: list[dict[str, Tensor]] = []
+        for last in range(self.first.update_epochs - 1, -1, -1):
+            coefficients = [agent.coefficients() for agent in self.agents]
+            order_SMB = torch.stack(
+                [minibatches(rows, self.first.minibatches, agent.generator) for agent in self.agents]
+            )
+            first_S11 = torch.arange(0, learners * rows, rows, device=self.device).view(-1, 1, 1)
+            index_MSB = (order_SMB + first_S11).transpose(0, 1)
+            parts = {
+                name: x.flatten(0, 1).index_select(0, index_MSB.flatten()).unflatten(0, index_MSB.shape)
+                for name, x in batch.items()
+            }
+            if self.first.normalize_advantage:
+                check_enough(self.first, parts["advantage"][0, 0])
+                flat = [parts[name].flatten(0, 1) for name in ("advantage", "valid") if name in parts]
+                parts["advantage"] = torch.vmap(standardize)(*flat).view(index_MSB.shape)
+            each = ({name: x[number] for name, x in parts.items()} for number in range(len(index_MSB)))
+            metrics = [self.learn(part, coefficients, report=not last) for part in each]
+        return self.means(metrics, batch)
+
+
+class StackedA2C(StackedOnPolicyAgents):
+    """Agents of the class A2C."""
+
+    def update(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Update the networks once and return the metrics."""
+        batch = dict(batch)
+        if self.first.normalize_advantage:
+            check_enough(self.first, batch["advantage"][0])
+            given = [batch[name] for name in ("advantage", "valid") if name in batch]
+            batch["advantage"] = torch.vmap(standardize)(*given)
+        coefficients = [agent.coefficients() for agent in self.agents]
+        return self.means([self.learn(batch, coefficients, report=True)], batch)
