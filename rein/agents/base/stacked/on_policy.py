@@ -1,7 +1,7 @@
 """On-policy agents of a population that are computed together.
 
-Shapes: S learners, N environments of a learner, R = S * N rows, T steps of a rollout, B = T * N rows of a learner, M rows
-of a minibatch.
+Shapes: S learners, N environments of a learner, R = S * N rows, T steps of a rollout, B = T * N rows of a learner,
+M rows of a minibatch.
 """
 
 from __future__ import annotations
@@ -27,16 +27,9 @@ from rein.ops.trees import map_tree
 from rein.replay.rollout import Rollout
 from rein.types import Transition, Tree
 
-# options that may differ between the learners
-DIFFERENT = {
-    "learning_rate",
-    "gamma",
-    "gae_lambda",
-    "clip",
-    "value_coefficient",
-    "entropy_coefficient",
-    "max_grad_norm",
-}
+DIFFERENT = """
+    seed learning_rate gamma gae_lambda clip value_coefficient entropy_coefficient max_grad_norm
+""".split()  # options that may differ between the learners
 
 
 class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
@@ -59,7 +52,7 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
     @classmethod
     def supports(cls, agents: Sequence[Any]) -> bool:
         """Return whether the agents can be computed together: with plain networks, and options that may differ."""
-        fixed = [{name: x for name, x in agent.config.items() if name not in {*DIFFERENT, "seed"}} for agent in agents]
+        fixed = [{name: x for name, x in agent.config.items() if name not in DIFFERENT} for agent in agents]
         learners = [agent.learners["networks"] for agent in agents]
         return all(mine == fixed[0] for mine in fixed) and can_stack(learners) and cls.supports_options(agents[0])
 
@@ -235,12 +228,13 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
         kind, parameters = type(outputs.distribution), outputs.distribution[: 1 if self.discrete else 2]
         bounds = outputs.distribution[len(parameters) :]
 
-        def of_learner(own: Any, value: Tensor, log_prob: Tensor, mine: Any, numbers: Coefficients) -> Any:
-            return report_metrics(kind(*own, *bounds), log_prob, value, Batch(**mine), numbers)
+        def of_learner(own: Any, value: Tensor, log_prob: Tensor, mine: Any, numbers: Any) -> Any:
+            return report_metrics(kind(*own, *bounds), log_prob, value, Batch(**mine), Coefficients(*numbers))
 
         numbers = map_tree(lambda x: x.squeeze(1) if isinstance(x, Tensor) else x, coefficients)
-        axes = Coefficients(*(0 if isinstance(x, Tensor) else None for x in numbers))
-        return torch.vmap(of_learner, (0, 0, 0, 0, axes))(parameters, outputs.value, log_prob_SM, dict(part), numbers)
+        axes: Any = tuple(0 if isinstance(x, Tensor) else None for x in numbers)
+        given = parameters, outputs.value, log_prob_SM, dict(part), tuple(numbers)
+        return torch.vmap(of_learner, (0, 0, 0, 0, axes))(*given)
 
     def _learn_alone(
         self, part: Mapping[str, Tensor], coefficients: Sequence[Coefficients], report: bool
@@ -253,7 +247,7 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
         return {name: torch.stack([mine[name] for mine in found]) for name in found[0]} if report else {}
 
     def _column(self, values: Sequence[Any]) -> Any:
-        """Return numbers of all agents as (S, 1), or as one number if they are equal. On GPUs, a graph would keep it."""
+        """Return numbers of all agents as (S, 1), or as one number if they are equal, which a graph would keep."""
         if values[0] is None or (len({*values}) == 1 and self.device.type == "cpu"):
             return values[0]
         return torch.tensor(values, dtype=torch.float32, device=self.device).unsqueeze(1)
@@ -312,7 +306,7 @@ class StackedPPO(StackedOnPolicyAgents):
             if self.first.normalize_advantage:
                 check_enough(self.first, parts["advantage"][0, 0])
                 flat = [parts[name].flatten(0, 1) for name in ("advantage", "valid") if name in parts]
-                parts["advantage"] = torch.vmap(standardize)(*flat).view(index_MSB.shape)
+                parts["advantage"] = _standardized(*flat).view(index_MSB.shape)
             each = ({name: x[number] for name, x in parts.items()} for number in range(len(index_MSB)))
             metrics = [self.learn(part, coefficients, report=not last) for part in each]
         return self.means(metrics, batch)
@@ -327,6 +321,11 @@ class StackedA2C(StackedOnPolicyAgents):
         if self.first.normalize_advantage:
             check_enough(self.first, batch["advantage"][0])
             given = [batch[name] for name in ("advantage", "valid") if name in batch]
-            batch["advantage"] = torch.vmap(standardize)(*given)
+            batch["advantage"] = _standardized(*given)
         coefficients = [agent.coefficients() for agent in self.agents]
         return self.means([self.learn(batch, coefficients, report=True)], batch)
+
+
+def _standardized(advantage_QM: Tensor, *valid_QM: Tensor) -> Tensor:
+    """Return the advantages of each minibatch, standardized."""
+    return torch.vmap(lambda advantage, *valid: standardize(advantage, *valid))(advantage_QM, *valid_QM)
