@@ -16,6 +16,7 @@ from torch import Tensor
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import Coefficients, report_metrics
 from rein.agents.base.on_policy import OnPolicyAgent, check_enough
+from rein.agents.base.options import options_of
 from rein.agents.base.stacked.parameters import StackedLearner, StackedModules, can_stack
 from rein.agents.base.stacked.policy_gradient import Outputs, forward, policy_gradient
 from rein.agents.base.stacked.separate import SeparateAgents, joined, rows_of_part, split
@@ -27,9 +28,8 @@ from rein.ops.trees import map_tree
 from rein.replay.rollout import Rollout
 from rein.types import Transition, Tree
 
-DIFFERENT = """
-    seed learning_rate gamma gae_lambda clip value_coefficient entropy_coefficient max_grad_norm
-""".split()  # options that may differ between the learners
+RATES = "learning_rate", "clip", "value_coefficient", "entropy_coefficient", "max_grad_norm"
+DIFFERENT = {*RATES, "gamma", "gae_lambda", "seed"}  # options that may differ between the learners
 
 
 class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
@@ -39,6 +39,8 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
         super().__init__(agents)
         self.first: Any = agents[0]
         self.rollout = Rollout(self.first.rollout_steps)
+        changing = (name for name, option in options_of(type(self.first)).items() if not option.metadata["fixed"])
+        self._common = [name for name in changing if name not in DIFFERENT]
         self.discrete = isinstance(self.first.networks.policy_head, DiscreteHead)
         self._stack()
 
@@ -115,6 +117,7 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
             return {}
         for agent in self.agents:
             agent.set_learning_rates()
+        self._check_options()
         self.learner.read_options()
         metrics = self.update(self.batch())
         self.learner.mark()
@@ -125,6 +128,16 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
                 agent.networks.preprocess.update(*map_tree(lambda x: x.flatten(0, 1), part))
         self.rollout.clear()
         return metrics
+
+    def _check_options(self) -> None:
+        """Raise ValueError if an option that must be the same for all learners was changed for some of them."""
+        for name in self._common:
+            values = [getattr(agent, name) for agent in self.agents]
+            if any(value != values[0] for value in values):
+                raise ValueError(
+                    f"Population: {name} became different for some learners, {values}; learners with a different "
+                    f"{name} cannot be computed together: pass the values to Population({name}=...)"
+                )
 
     @abc.abstractmethod
     def update(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
