@@ -17,13 +17,14 @@ from rein.agents.base.learner import Batch
 from rein.agents.base.losses import Coefficients, report_metrics
 from rein.agents.base.on_policy import OnPolicyAgent, check_enough
 from rein.agents.base.options import options_of
+from rein.agents.base.stacked.noise import AgentNoise
 from rein.agents.base.stacked.parameters import StackedLearner, StackedModules, can_stack
 from rein.agents.base.stacked.policy_gradient import Outputs, forward, policy_gradient
 from rein.agents.base.stacked.separate import SeparateAgents, joined, rows_of_part, split
 from rein.networks.heads import DiscreteHead
 from rein.ops.backend import captured
 from rein.ops.returns import gae
-from rein.ops.statistics import explained_variance, minibatches, standardize
+from rein.ops.statistics import explained_variance, standardize
 from rein.ops.trees import map_tree
 from rein.replay.rollout import Rollout
 from rein.types import Transition, Tree
@@ -41,13 +42,15 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
         self.rollout = Rollout(self.first.rollout_steps)
         changing = (name for name, option in options_of(type(self.first)).items() if not option.metadata["fixed"])
         self._common = [name for name in changing if name not in DIFFERENT]
-        self.discrete = isinstance(self.first.networks.policy_head, DiscreteHead)
+        self._head: Any = self.first.networks.policy_head
+        self.discrete = isinstance(self._head, DiscreteHead)
         self._stack()
 
     def _stack(self) -> None:
         self.networks = StackedModules([agent.networks for agent in self.agents])
         learners = [agent.learners["networks"] for agent in self.agents]
         self.learner = StackedLearner(self.networks, learners)
+        self.noise = AgentNoise(self.agents)
         self._act = captured(self._chosen, self.device)
         self._step = captured(self._learned, self.device)
 
@@ -67,11 +70,8 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tree]]:
         """Sample actions (R, ...). Returns them with `value`, `log_prob` and, if it differs, `sample`."""
         x_SNF = self._features(observation)
-        actions = () if self.discrete else self.first.networks.policy_head.low.shape
-        noise = torch.empty(*x_SNF.shape[:2], *actions, dtype=torch.float32, device=self.device)
-        draw = torch.rand if self.discrete else torch.randn
-        for agent, mine in zip(self.agents, noise.unbind(), strict=True):
-            draw(mine.shape, generator=agent.generator, out=mine)
+        rows = x_SNF.shape[1]
+        noise = self.noise.uniform(rows) if self.discrete else self.noise.normal(rows, len(self._head.low))
         action, extras = self._act(x_SNF, noise)
         if action is None:
             action = extras.pop("sample")
@@ -82,7 +82,7 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
         """Return actions, or None if they are the samples, and extras, (R, ...)."""
         (distribution, value_SN), _, _ = forward(self.first.networks, self.networks.parameters, x_SNF)
         sample = distribution.sample_from(noise)
-        action = self.first.networks.policy_head.to_action(distribution, sample)
+        action = self._head.to_action(distribution, sample)
         extras = {"value": value_SN, "log_prob": distribution.log_prob(sample), "sample": sample}
         return map_tree(lambda x: x.flatten(0, 1), (None if action is sample else action, extras))
 
@@ -215,16 +215,13 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
         """Return the values (S, M) of S M rows."""
         return forward(self.first.networks, self.networks.parameters, self._features(observation))[0].value
 
-    def learn(
-        self, part: Mapping[str, Tensor], coefficients: Sequence[Coefficients], *, report: bool
-    ) -> dict[str, Tensor]:
+    def learn(self, part: Mapping[str, Tensor], coefficients: Coefficients, *, report: bool) -> dict[str, Tensor]:
         """Make one optimizer step with columns (S, M, ...). Returns metrics (S,), which are empty without `report`."""
         for agent in self.agents:
             agent.updates += 1
         if not self.learner.together:
             return self._learn_alone(part, coefficients, report)
-        columns = Coefficients(*(self._column(values) for values in zip(*coefficients, strict=True)))
-        norm_S, found = self._step(part, columns, report)
+        norm_S, found = self._step(part, coefficients, report)
         return {**found, "grad_norm": norm_S} if report else {}
 
     @torch.no_grad()
@@ -249,21 +246,27 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
         given = parameters, outputs.value, log_prob_SM, dict(part), tuple(numbers)
         return torch.vmap(of_learner, (0, 0, 0, 0, axes))(*given)
 
-    def _learn_alone(
-        self, part: Mapping[str, Tensor], coefficients: Sequence[Coefficients], report: bool
-    ) -> dict[str, Tensor]:
+    def _learn_alone(self, part: Mapping[str, Tensor], coefficients: Coefficients, report: bool) -> dict[str, Tensor]:
         """Let each agent make its step, with guards, hooks and frozen parameters."""
         found = []
         for number, agent in enumerate(self.agents):
             mine = Batch(**{name: x[number] for name, x in part.items()})
-            found.append(agent.learners["networks"].step(mine, coefficients[number], report=report))
+            own: Any = (float(x[number]) if isinstance(x, Tensor) else x for x in coefficients)
+            found.append(agent.learners["networks"].step(mine, Coefficients(*own), report=report))
         return {name: torch.stack([mine[name] for mine in found]) for name in found[0]} if report else {}
 
-    def _column(self, values: Sequence[Any]) -> Any:
-        """Return numbers of all agents as (S, 1), or as one number if they are equal, which a graph would keep."""
-        if values[0] is None or (len({*values}) == 1 and self.device.type == "cpu"):
-            return values[0]
-        return torch.tensor(values, dtype=torch.float32, device=self.device).unsqueeze(1)
+    def _coefficients(self) -> Coefficients:
+        """Return the coefficients of all agents, as tensors (S, 1), or as numbers if they are equal.
+
+        Numbers would become constants of a CUDA graph.
+        """
+        columns: list[Any] = []
+        for values in zip(*(agent.coefficients() for agent in self.agents), strict=True):
+            if values[0] is None or (len({*values}) == 1 and self.device.type == "cpu"):
+                columns.append(values[0])
+            else:
+                columns.append(torch.tensor(values, dtype=torch.float32, device=self.device).unsqueeze(1))
+        return Coefficients(*columns)
 
     def means(self, seen: Sequence[Mapping[str, Tensor]], batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the mean metrics (S,) of updates, and the explained variances of the values of the batch."""
@@ -306,10 +309,8 @@ class StackedPPO(StackedOnPolicyAgents):
         learners, rows = batch["target"].shape
         metrics: list[dict[str, Tensor]] = []
         for last in range(self.first.update_epochs - 1, -1, -1):
-            coefficients = [agent.coefficients() for agent in self.agents]
-            order_SMB = torch.stack(
-                [minibatches(rows, self.first.minibatches, agent.generator) for agent in self.agents]
-            )
+            coefficients = self._coefficients()
+            order_SMB = self.noise.orders(rows, self.first.minibatches)
             first_S11 = torch.arange(0, learners * rows, rows, device=self.device).view(-1, 1, 1)
             index_MSB = (order_SMB + first_S11).transpose(0, 1)
             parts = {
@@ -335,7 +336,7 @@ class StackedA2C(StackedOnPolicyAgents):
             check_enough(self.first, batch["advantage"][0])
             given = [batch[name] for name in ("advantage", "valid") if name in batch]
             batch["advantage"] = _standardized(*given)
-        coefficients = [agent.coefficients() for agent in self.agents]
+        coefficients = self._coefficients()
         return self.means([self.learn(batch, coefficients, report=True)], batch)
 
 

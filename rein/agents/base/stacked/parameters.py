@@ -116,10 +116,9 @@ class StackedLearner:
                 learner.optimizer.zero_grad()
 
     def mark(self) -> None:
-        """Tell the learners on other devices than the CPU which norms were not finite."""
+        """Make `Learner.read_finite` raise if a norm was not finite, on other devices than the CPU."""
         if not self._wrong_S.is_cpu:
-            for row, learner in enumerate(self.learners):
-                learner.check({}, self._wrong_S[row])
+            self.learners[0].check({}, self._wrong_S.sum())
 
 
 def can_stack(learners: Sequence[Learner]) -> bool:
