@@ -33,7 +33,7 @@ class AgentNoise:
             return uniform(self._keys(rows), 2 * self._count())
         noise_SN = torch.empty(len(self.agents), rows, dtype=torch.float32, device=self.device)
         for agent, mine_N in zip(self.agents, noise_SN.unbind(), strict=True):
-            torch.rand(rows, generator=agent.generator, out=mine_N)
+            torch.rand(rows, generator=agent.generator, dtype=torch.float32, device=self.device, out=mine_N)
         return noise_SN
 
     def normal(self, rows: int, actions: int) -> Tensor:
@@ -44,7 +44,8 @@ class AgentNoise:
             return (radius * torch.cos(2.0 * math.pi * uniform(keys, count + 1))).unflatten(1, (rows, actions))
         noise_SNA = torch.empty(len(self.agents), rows, actions, dtype=torch.float32, device=self.device)
         for agent, mine_NA in zip(self.agents, noise_SNA.unbind(), strict=True):
-            torch.randn(mine_NA.shape, generator=agent.generator, out=mine_NA)
+            like: dict[str, Any] = {"dtype": torch.float32, "device": self.device, "out": mine_NA}
+            torch.randn(mine_NA.shape, generator=agent.generator, **like)
         return noise_SNA
 
     def orders(self, rows: int, count: int) -> Tensor:

@@ -51,6 +51,7 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
         learners = [agent.learners["networks"] for agent in self.agents]
         self.learner = StackedLearner(self.networks, learners)
         self.noise = AgentNoise(self.agents)
+        self._plain = True  # whether `self.learner` makes the steps
         self._act = captured(self._chosen, self.device)
         self._step = captured(self._learned, self.device)
 
@@ -101,8 +102,9 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
             parts = zip(self.agents, split((transition, dict(extras)), len(self.agents)), strict=True)
             transition = joined([agent.completed(part, ours) for agent, (part, ours) in parts])
         self.rollout.append(transition)
+        rows = len(transition.reward) // len(self.agents)
         for agent in self.agents:
-            agent.env_steps += len(transition.reward) // len(self.agents)
+            agent.env_steps += rows
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
         """End the current episodes of the rows in `mask` (R,), which were reset outside a step."""
@@ -119,6 +121,7 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
             agent.set_learning_rates()
         self._check_options()
         self.learner.read_options()
+        self._plain = self.learner.together
         metrics = self.update(self.batch())
         self.learner.mark()
         if self.first.normalize_observation:
@@ -217,9 +220,7 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
 
     def learn(self, part: Mapping[str, Tensor], coefficients: Coefficients, *, report: bool) -> dict[str, Tensor]:
         """Make one optimizer step with columns (S, M, ...). Returns metrics (S,), which are empty without `report`."""
-        for agent in self.agents:
-            agent.updates += 1
-        if not self.learner.together:
+        if not self._plain:
             return self._learn_alone(part, coefficients, report)
         norm_S, found = self._step(part, coefficients, report)
         return {**found, "grad_norm": norm_S} if report else {}
@@ -254,6 +255,10 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
             own: Any = (float(x[number]) if isinstance(x, Tensor) else x for x in coefficients)
             found.append(agent.learners["networks"].step(mine, Coefficients(*own), report=report))
         return {name: torch.stack([mine[name] for mine in found]) for name in found[0]} if report else {}
+
+    def _count_updates(self, updates: int) -> None:
+        for agent in self.agents:
+            agent.updates += updates
 
     def _coefficients(self) -> Coefficients:
         """Return the coefficients of all agents, as tensors (S, 1), or as numbers if they are equal.
@@ -323,6 +328,7 @@ class StackedPPO(StackedOnPolicyAgents):
                 parts["advantage"] = _standardized(*flat).view(index_MSB.shape)
             each = ({name: x[number] for name, x in parts.items()} for number in range(len(index_MSB)))
             metrics = [self.learn(part, coefficients, report=not last) for part in each]
+            self._count_updates(len(metrics))
         return self.means(metrics, batch)
 
 
@@ -337,6 +343,7 @@ class StackedA2C(StackedOnPolicyAgents):
             given = [batch[name] for name in ("advantage", "valid") if name in batch]
             batch["advantage"] = _standardized(*given)
         coefficients = self._coefficients()
+        self._count_updates(1)
         return self.means([self.learn(batch, coefficients, report=True)], batch)
 
 
