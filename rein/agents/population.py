@@ -131,6 +131,13 @@ class Population:
         }
         return {**first, **differ, "agent": self.kind.__name__, "learners": len(self._agents), "seed": self.seed}
 
+    @property
+    def differing_options(self) -> dict[str, list[Any]]:
+        """The values of all learners for the initial options in which they differ, as JSON, without the seed."""
+        configs = [agent.config for agent in self._agents]
+        values = {name: [config[name] for config in configs] for name in configs[0] if name != "seed"}
+        return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
+
     def agent(self, learner: int) -> Any:
         """Return the agent of one learner, an ordinary agent that continues to learn with the population."""
         return self._agents[learner]

@@ -23,6 +23,7 @@ from rein.cli.run_folder import plain
 from rein.envs.wrappers.record_video import RecordVideo
 from rein.episodes import Evaluation, evaluate
 from rein.files import inside, short
+from rein.integrations.learners import shown_option
 from rein.loop import Loop
 from rein.ops.random import checked_seed
 from rein.store.checkpoint_folder import FOLDER
@@ -55,10 +56,12 @@ def _options(
     render: Literal["human"] | None = None,
     fps: float | None = None,
     environment: str | None = None,
+    learner: int | None = None,
 ) -> None:
     """Evaluate the agent of a run on new episodes and print statistics of returns and lengths.
 
-    Rewards are those of the environment with the wrappers of the run.
+    Rewards are those of the environment with the wrappers of the run. All learners of a population are evaluated on the
+    same episodes.
 
     Args:
         run: folder of the run. Its newest checkpoint is used.
@@ -74,6 +77,7 @@ def _options(
         fps: frames per second of the videos. Default: the frame rate of the environment, or 30.
         environment: my_module:make, a function that returns environments or the loop of the run. Needed only if
             run.json cannot describe the environment; environments of rein, Gymnasium and recipes do not need it.
+        learner: number of the learner of a population to evaluate, from 0. Default: all of them.
     """
     if best is not None and checkpoint is not None:
         raise ValueError(f"rein evaluate: --best and --checkpoint {checkpoint} cannot be combined; give one of them")
@@ -90,14 +94,32 @@ def _options(
     made = None if environment is None else made_by(environment)
     itself = f"rein.evaluate(agent.policy(), environment, episodes={episodes})"
     agent = agent_of(found, described, made, device, "rein evaluate RUN", itself)
-    with contextlib.closing(_environment(described, made, episodes, device, video, render, fps)) as played_in:
-        played_in.reseed(seed)
-        result = evaluate(agent.policy(deterministic=deterministic), played_in, episodes)
+    learners = _learners(agent, learner)
+    if len(learners) > 1 and (video is not None or render is not None):
+        raise ValueError(f"{run}: has {len(learners)} learners; choose one with --learner N")
+    results: list[Evaluation] = []
+    for each in learners:
+        if results and environment is not None:  # new episodes from the seed need a new environment
+            made = made_by(environment)
+        with contextlib.closing(_environment(described, made, episodes, device, video, render, fps)) as played_in:
+            played_in.reseed(seed)
+            results.append(evaluate(each.policy(deterministic=deterministic), played_in, episodes))
     mode = "deterministic" if deterministic else "with exploration"
     say(f"{short(found.path)}: {getattr(agent, 'env_steps', 0):,} env steps, {mode}, seed {seed}")
-    say(_table(result))
+    say(_table(results[0]) if len(results) == 1 else _table_of_learners(agent, results))
     if video is not None:
         say(f"videos: {plain(video)}")
+
+
+def _learners(agent: Any, learner: int | None) -> list[Any]:
+    """Return the agents to evaluate: the learners of a population, the chosen one, or the agent itself."""
+    count = getattr(agent, "num_learners", 0)
+    if learner is not None and not 0 <= learner < count:
+        known = f"the learners are 0 to {count - 1}" if count else "the run has a single agent"
+        raise ValueError(f"--learner {learner}: {known}")
+    if not count:
+        return [agent]
+    return [agent.agent(number) for number in (range(count) if learner is None else [learner])]
 
 
 def _best(folder: Path, metric: str | None) -> Path:
@@ -142,6 +164,23 @@ def _table(result: Evaluation) -> Table:
     table.add_row("length", _statistics(result.episode_length.double()))
     if not math.isnan(result.success_rate):
         table.add_row("success", f"{result.success_rate:.1%} of the episodes")
+    return table
+
+
+def _table_of_learners(population: Any, results: Sequence[Evaluation]) -> Table:
+    """Return a table with a row for each learner, with the options in which they differ. The best row is bold."""
+    differ = population.differing_options
+    names = [name.replace("_", " ") for name in differ]
+    headings = ["learner", *names, "return", "standard deviation", "from", "to", "length"]
+    table = Table(*headings, box=None, pad_edge=False, header_style="bold")
+    best = max(range(len(results)), key=lambda number: results[number].mean_return)
+    for number, result in enumerate(results):
+        low, high = (float(value) for value in result.episode_return.aminmax())
+        numbers = [result.mean_return, result.std_return, low, high, result.mean_length]
+        values = [shown_option(values[number]) for values in differ.values()]
+        texts = [plain(value) if isinstance(value, str) else f"{value:.4g}" for value in values]
+        cells = [str(number), *texts, *(f"{value:.6g}" for value in numbers)]
+        table.add_row(*cells, style="bold" if number == best else None)
     return table
 
 

@@ -15,6 +15,8 @@ from rein.cli.options import arguments_of
 from rein.cli.output import printable, say
 from rein.cli.rebuild import environment_of, part_type, recipe_loop
 from rein.envs.gridworld import Gridworld
+from rein.files import absolute, short
+from rein.integrations.learners import draw_learners, read_learners
 from rein.integrations.learning_curves import Clock, choose_metric, grouped, read_all
 from rein.integrations.plot import draw_curves, draw_field, draw_paths, draw_values, has_screen, make_figure
 from rein.store.checkpoint_file import Checkpoint
@@ -39,6 +41,7 @@ def _options(
     *,
     metric: str | None = None,
     clock: Clock = "env_steps",
+    x: str | None = None,
     episode: tuple[int, ...] = (),
     field: str | None = None,
     paths: bool = False,
@@ -48,6 +51,8 @@ def _options(
 ) -> None:
     """Plot learning curves of runs, or for one run fields of episodes, or paths and values on the Gridworld.
 
+    With --x, plot the last return of each learner of populations over an option in which they differ.
+
     Runs that differ only in their seeds are one curve: their mean, with its 95% bootstrap interval. A run that ended
     earlier than the others keeps its last value in the mean.
 
@@ -55,6 +60,8 @@ def _options(
         runs: folders of runs.
         metric: metric of the curves. Default: the episode return.
         clock: clock of the x axis.
+        x: option of the learners on the x axis, such as learning_rate. Runs of `rein train --learners`, or of a
+            `rein.Population`.
         episode: numbers of the episodes whose fields or paths are plotted.
         field: field of the episodes. Default: `observation`. For a nested field give its path, `observation/camera`.
         paths: plot paths of episodes on the Gridworld, by default of the last ones.
@@ -68,10 +75,14 @@ def _options(
     of_one = paths or values or bool(episode) or field is not None
     if of_one and len(folders) > 1:
         raise ValueError(f"rein plot: fields, paths and values need a single run, got {len(folders)}")
+    if x is not None and of_one:
+        raise ValueError(f"rein plot: --x {x} cannot be combined with --episode, --field, --paths and --values")
     if paths + values + (field is not None) > 1:
         raise ValueError("rein plot: --field, --paths and --values cannot be combined; give one of them")
     on_screen = output is None and has_screen()
-    if not of_one:
+    if x is not None:
+        figure, what = _learners(folders, x, metric, on_screen)
+    elif not of_one:
         figure, what = _curves(folders, metric, clock, on_screen)
     elif values:
         figure, what = _values(open_run(folders[0]), checkpoint, on_screen)
@@ -92,6 +103,14 @@ def _curves(runs: Sequence[Path], metric: str | None, clock: str, on_screen: boo
     figure = make_figure(8.0, 5.0, on_screen=on_screen)
     draw_curves(figure.add_subplot(), grouped(columns, name, clock), metric=name, clock=clock)
     return figure, name
+
+
+def _learners(runs: Sequence[Path], option: str, metric: str | None, on_screen: bool) -> tuple[Any, str]:
+    option = option.replace("-", "_")
+    found = {str(short(run)): read_learners(absolute(run), option, metric) for run in runs}
+    figure = make_figure(8.0, 5.0, on_screen=on_screen)
+    draw_learners(figure.add_subplot(), found, option=option, metric=metric)
+    return figure, option
 
 
 def _fields(run: Run, numbers: Sequence[int], name: str, on_screen: bool) -> tuple[Any, str]:

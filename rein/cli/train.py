@@ -19,6 +19,7 @@ from rein.cli.output import say
 from rein.cli.plan import Plan, flags_of, free, plan, usual_folder
 from rein.cli.recipes import Recipe, call, of_run, recipe_names
 from rein.cli.seeds import train_seeds
+from rein.episodes.statistics import LEARNER_RETURN
 from rein.errors import CheckpointError
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.describe import describe
@@ -108,7 +109,7 @@ def run(planned: Plan, flags: Sequence[str]) -> None:
                 store.close()
                 _remove_if_empty(store.path)
         try:
-            say(summary(final, store))
+            say(summary(final, store, planned.each))
             if caught.signal is not None:
                 hint = f"continue with: rein resume {shlex.quote(str(_shown(store)))}" if store else ""
                 say(hint or "nothing was stored, so the run cannot be resumed")
@@ -221,8 +222,11 @@ def _remove_if_empty(folder: Path) -> None:
             path.rmdir()
 
 
-def summary(state: State, store: HDF5Store | None) -> str:
-    """Return the lines to print after a run: result, location of the trajectories and further commands."""
+def summary(state: State, store: HDF5Store | None, each: Mapping[str, Sequence[Any]]) -> str:
+    """Return the lines to print after a run: result, location of the trajectories and further commands.
+
+    `each` has the values of all learners of a population for the options in which they differ.
+    """
     clocks = state.clocks
     ending = f"{state.status} ({state.reason})" if state.reason else f"{state.status}"
     lines = [f"{ending}: {clocks.env_steps:,} env steps, {clocks.episodes:,} episodes, {clocks.seconds:.1f} s"]
@@ -237,13 +241,28 @@ def summary(state: State, store: HDF5Store | None) -> str:
             value = record["value"]
             last = "has no value" if value is None or math.isnan(value) else f"{value:.2f}"
             lines.append(f"not solved: {record['metric']} {last} at the end (threshold {record['at_least']:g})")
+    lines += _best_learner(state, each)
     if store is not None:
         files = sorted((store.path / "trajectories").glob("*.h5"))
         size = sum(file.lstat().st_size for file in files) / 1e6
         count = f"{len(files)} HDF5 file{'s' * (len(files) != 1)}"
         lines.append(f"trajectories: {count}, {size:.1f} MB, in {_shown(store)}/trajectories")
         lines.append(f"summary: rein show {shlex.quote(str(_shown(store)))}")
+        lines += [f"returns: rein plot {shlex.quote(str(_shown(store)))} --x {name}" for name in each]
         lines.append(
             "plots: open a file in VS Code with the H5Web extension, at myhdf5.hdfgroup.org, or with silx view"
         )
     return "\n".join(lines)
+
+
+def _best_learner(state: State, each: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Return a line about the learner with the highest return; none without a population or an ended episode."""
+    returns = {name: value for name, value in state.metrics.items() if name.startswith(LEARNER_RETURN)}
+    known = {name: value for name, value in returns.items() if not math.isnan(value)}
+    if not known:
+        return []
+    name = max(known, key=lambda name: known[name])
+    best = int(name.removeprefix(LEARNER_RETURN))
+    chosen = {option: values[best] for option, values in each.items()}
+    texts = [f", {option} {x:.4g}" if isinstance(x, float) else f", {option} {x}" for option, x in chosen.items()]
+    return [f"best of {len(returns)} learners: learner {best}{''.join(texts)}, mean return {known[name]:.2f}"]

@@ -1,7 +1,11 @@
-"""Compare a population with single runs: `python tests/benchmarks/population.py`.
+"""Compare a population with single runs: `python tests/benchmarks/population.py [epochs | sweep]`.
 
-16 PPO learners with 128 CartPoles each, in one process on one thread. Both take turns. Prints the CPU milliseconds of
-an epoch of 64 steps for all learners, and their ratio, for two layers of 32 and of 64.
+epochs: 16 PPO learners with 128 CartPoles each, in one process on one thread. Both take turns. Prints the CPU
+milliseconds of an epoch of 64 steps for all learners, and their ratio, for two layers of 32 and of 64.
+
+sweep: 64 learning rates of the recipe cartpole, 100,000 env steps each, as one run of `rein train` with 64 learners and
+as 64 runs. Prints the CPU seconds of the processes on one thread, and those of the loops without start and imports.
+Single runs are measured for five of the rates, and their mean is multiplied by 64.
 """
 
 from __future__ import annotations
@@ -10,15 +14,21 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import resource
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from typing import Any
 
+import numpy as np
 import torch
 
 import rein
 
 LEARNERS, ENVS, STEPS, ROUNDS = 16, 128, 64, 7
+RATES, SAMPLED, ENV_STEPS = np.geomspace(1e-4, 1e-2, 64), (0, 16, 32, 48, 63), 100_000
 
 
 def loop_of(agent: Any, env: Any) -> rein.Loop:
@@ -34,9 +44,47 @@ def milliseconds(loop: rein.Loop, epochs: int) -> float:
     return (time.process_time() - begun) / epochs * 1e3
 
 
-def main() -> None:
-    """Run all comparisons."""
-    torch.set_num_threads(1)
+def seconds_of_process(*options: str) -> float:
+    """Return the CPU time of `rein train cartpole` with these options."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["train", "cartpole", "--env-steps", str(ENV_STEPS), "--no-stop-when-solved", "--quiet", *options]
+        command = [sys.executable, "-m", "rein", *words, "--run", f"{folder}/run"]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def seconds_of_loop(**options: Any) -> float:
+    """Return the CPU time of a loop of the recipe cartpole, without its first epoch."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = rein.HDF5Store(f"{folder}/run")
+        loop = rein.recipes.cartpole.cartpole(store, stop_when_solved=False, **options)
+        loop.run(epochs=1)
+        begun = time.process_time()
+        loop.run(epochs=1 + round(ENV_STEPS / (ENVS * STEPS)))
+        return time.process_time() - begun
+
+
+def compare_sweeps() -> None:
+    """Compare a run of 64 learners with 64 single runs."""
+    rates = [float(RATES[number]) for number in SAMPLED]
+    single = [seconds_of_process("--learning-rate", str(rate)) for rate in rates]
+    together = seconds_of_process("--learners", "64", "--param", "learning_rate=log:1e-4..1e-2")
+    report("processes", together, single)
+    single = [seconds_of_loop(learning_rate=rate) for rate in rates]
+    report("loops", seconds_of_loop(learners=64, learning_rate=RATES.tolist()), single)
+
+
+def report(what: str, together: float, single: list[float]) -> None:
+    """Print CPU times and their ratio."""
+    every, spread = len(RATES) * statistics.mean(single), f"{min(single):.2f} to {max(single):.2f}"
+    times = f"64 learners {together:.1f} s, 64 single runs {every:.1f} s ({spread} s each)"
+    print(f"{what}: {times}, ratio {together / every:.3f}", flush=True)
+
+
+def compare_epochs() -> None:
+    """Compare an epoch of all learners with epochs of single agents."""
     for units in (32, 64):
         options: dict[str, Any] = {"hidden": (units, units), "rollout_steps": STEPS, "learning_rate": 6e-3}
         options |= {"update_epochs": 2, "minibatches": 16}
@@ -48,6 +96,14 @@ def main() -> None:
         ours, theirs = (statistics.median(times) for times in zip(*pairs, strict=True))
         ratio = statistics.median(b / a for a, b in pairs)
         print(f"two layers of {units}: population {ours:.0f} ms, single runs {theirs:.0f} ms, ratio {ratio:.2f}")
+
+
+def main() -> None:
+    """Run the comparisons that the command line names, by default all."""
+    torch.set_num_threads(1)
+    parts = {"epochs": compare_epochs, "sweep": compare_sweeps}
+    for name in sys.argv[1:] or parts:
+        parts[name]()
 
 
 if __name__ == "__main__":

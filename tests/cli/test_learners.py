@@ -13,6 +13,9 @@ import rein
 from rein.cli import main
 from rein.cli.plan import plan
 from rein.cli.recipes import Recipe, of_run
+from rein.integrations.learners import Learners, draw_learners, read_learners
+from rein.integrations.learning_curves import read_columns
+from rein.integrations.plot import make_figure
 
 TRAIN = ["train", "cartpole", "--num-envs", "4", "--iterations", "16", "--minibatches", "2", "--quiet"]
 
@@ -100,3 +103,98 @@ def test_recorded_recipe_has_the_texts_and_single_values(tmp_path: Path) -> None
     options = of_run(run).options
     assert options["param"] == ["clip=0.1..0.3"]
     assert options["clip"] == 0.2
+
+
+@pytest.fixture(scope="module")
+def population(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of three learners."""
+    run = tmp_path_factory.mktemp("runs") / "run"
+    main([*TRAIN, "--learners", "3", "--param", "learning_rate=log:1e-4..1e-2", "--epochs", "6", "--run", str(run)])
+    return run
+
+
+def test_summary_names_the_best_learner_and_the_plot(tmp_path: Path, capsys: Any) -> None:
+    run = tmp_path / "run"
+    main([*TRAIN, "--learners", "2", "--param", "clip=0.1..0.3", "--epochs", "6", "--run", str(run)])
+    lines = capsys.readouterr().out.splitlines()
+    (best,) = [line for line in lines if line.startswith("best of 2 learners")]
+    assert "clip 0.1" in best or "clip 0.3" in best
+    assert any(line.endswith(f"rein plot {run} --x clip") for line in lines)
+
+
+def test_every_learner_is_evaluated_on_the_same_episodes(population: Path, capsys: Any) -> None:
+    main(["evaluate", str(population), "--episodes", "4", "--seed", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines if line[:1].isdigit()]
+    assert [row[:2] for row in rows] == [["0", "0.0001"], ["1", "0.001"], ["2", "0.01"]]
+    main(["evaluate", str(population), "--episodes", "4", "--seed", "1", "--learner", "2"])
+    assert f"mean {rows[2][2]}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "word"),
+    [(["--learner", "3"], "0 to 2"), (["--video", "films"], "--learner"), (["--learner", "-1"], "0 to 2")],
+)
+def test_learner_to_evaluate_must_be_one_of_the_run(population: Path, words: list[str], word: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main(["evaluate", str(population), "--episodes", "1", *words])
+    assert word in capsys.readouterr().err
+
+
+def test_list_of_runs_shows_the_values_of_a_population(population: Path, tmp_path: Path, capsys: Any) -> None:
+    main([*TRAIN, "--epochs", "1", "--run", str(population.parent / "single")])
+    main(["runs", str(population.parent)])
+    assert "learners" in capsys.readouterr().out
+
+
+def test_plot_has_a_point_for_each_learner_over_its_option(population: Path, tmp_path: Path) -> None:
+    found = read_learners(population, "learning_rate")
+    assert found.values == pytest.approx([1e-4, 1e-3, 1e-2])
+    columns = read_columns(population).metrics
+    assert found.returns.tolist() == [columns[f"learner_return/{learner}"][-1] for learner in range(3)]
+    axes = make_figure(4.0, 3.0).add_subplot()
+    draw_learners(axes, {"run": found}, option="learning_rate")
+    assert axes.get_xscale() == "log"
+    points, best = axes.get_lines()
+    assert points.get_xydata().tolist() == list(map(list, zip(found.values, found.returns.tolist(), strict=True)))
+    assert best.get_xydata()[0][1] == found.returns.max()
+    main(["plot", str(population), "--x", "learning-rate", "--output", str(tmp_path / "learners.png")])
+    assert (tmp_path / "learners.png").stat().st_size
+
+
+def test_texts_and_narrow_ranges_have_a_linear_axis() -> None:
+    for values in (["relu", "tanh"], [0.1, 0.3], [-1.0, 100.0]):
+        axes = make_figure(4.0, 3.0).add_subplot()
+        draw_learners(axes, {"run": Learners(values, np.array([1.0, np.nan]))}, option="x")
+        assert axes.get_xscale() == "linear"
+
+
+def test_values_that_change_during_a_run_are_the_last_ones(tmp_path: Path) -> None:
+    env = rein.envs.CartPole(8, seed=0)
+    agent = rein.Population(rein.PPO, env, learners=4, learning_rate=[1e-4, 1e-4, 1e-2, 1e-2], seed=0)
+    loop = rein.training_loop(agent, env, tmp_path / "run", epochs=4, iterations=64)
+    rein.population_based_training(loop, {"learning_rate": (1e-3, 1e-2)})
+    loop.run()
+    rates = [agent.agent(learner).learning_rate() for learner in range(4)]
+    assert read_learners(tmp_path / "run", "learning_rate").values == pytest.approx(rates)
+
+
+@pytest.mark.parametrize(
+    ("words", "word"),
+    [
+        (["--x", "gamma"], "learning_rate"),
+        (["--x", "learning_rate", "--episode", "0"], "combined"),
+        (["--x", "learning_rate", "--metric", "value_loss"], "value_loss/0"),
+    ],
+)
+def test_mistake_in_a_plot_is_explained(population: Path, words: list[str], word: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main(["plot", str(population), *words])
+    assert word in capsys.readouterr().err
+
+
+def test_plot_over_an_option_needs_a_population(tmp_path: Path, capsys: Any) -> None:
+    main([*TRAIN, "--epochs", "1", "--run", str(tmp_path / "run")])
+    with pytest.raises(SystemExit):
+        main(["plot", str(tmp_path / "run"), "--x", "learning_rate"])
+    assert "Population" in capsys.readouterr().err
