@@ -11,6 +11,7 @@ from torch import Tensor
 from rein.agents.base.closed_form import has_closed_form, td_gradient
 from rein.agents.base.learner import Batch
 from rein.agents.base.options import option
+from rein.agents.base.stacked.replay import StackedDQN
 from rein.agents.base.value_agent import ValueAgent
 from rein.networks.custom_networks import NetworkFactory
 from rein.networks.q_networks import OnlineAndTarget, QNetwork
@@ -36,6 +37,8 @@ class DQN(ValueAgent):
     Images are processed by a CNN, other observations are flattened. The action space must be Discrete. Action masks are
     supported: only valid actions are taken, and maxima are over the valid actions of the next observation.
     """
+
+    stacked = StackedDQN
 
     dueling: bool = option(default=False)
     layer_norm: bool = option(default=False)

@@ -15,6 +15,7 @@ from rein.agents.base.learner import Batch
 from rein.agents.base.losses import Temperature, check_learned, critic_loss, temperature_loss
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import ReplayAgent
+from rein.agents.base.stacked.replay import StackedSAC
 from rein.networks.actor_critic import Actor, ContinuousNetworks
 from rein.networks.custom_networks import NetworkFactory
 from rein.networks.reserved import Features
@@ -41,6 +42,8 @@ class SAC(ReplayAgent):
     Observations are flattened. The entry `critic_observation` of a Dict observation is an input of the critics only.
     The action space must be a Box with finite bounds.
     """
+
+    stacked = StackedSAC
 
     critics: int = option(default=2)
     temperature: float | None = option(default=None)

@@ -51,6 +51,8 @@ TOGETHER = (
     "PPO, continuous",
     "PPO, squashed",
     "A2C",
+    "DQN",
+    "SAC",
 )
 
 
@@ -348,3 +350,67 @@ def test_all_leaves_of_a_population_are_saved() -> None:
     population, _ = made("PPO")
     paths = [path for path, _ in leaves(population.state_dict()["agents"][0])]
     assert any(path.startswith("networks") for path in paths)
+
+
+DIFFERENT: dict[str, Any] = {"gamma": [0.9, 0.95, 0.99], "tau": [0.005, 0.1, 1.0]}
+REPLAYS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "SAC": (rein.SAC, rein.envs.Pendulum, OFF),
+    "SAC, tanh": (rein.SAC, rein.envs.Pendulum, {**OFF, "hidden": (8, 8), "activation": "tanh", "max_grad_norm": 0.1}),
+    "SAC, normalized": (rein.SAC, rein.envs.Pendulum, {**OFF, "normalize_observation": True}),
+    "SAC, fixed temperature": (rein.SAC, rein.envs.Pendulum, {**OFF, "temperature": [0.1, 0.2, 0.3]}),
+    "SAC, delayed": (rein.SAC, rein.envs.Pendulum, {**OFF, "actor_frequency": 2, "update_to_data": 0.75}),
+    "SAC, different": (rein.SAC, rein.envs.Pendulum, {**OFF, **DIFFERENT, "target_entropy": [-1.0, -2.0, 0.0]}),
+    "SAC, prioritized": (rein.SAC, rein.envs.Pendulum, {**OFF, "prioritized": True, "n_step": 2}),
+    "TD3": (rein.TD3, rein.envs.Pendulum, {**OFF, **DIFFERENT}),
+    "DDPG": (rein.DDPG, rein.envs.Pendulum, {**OFF, "actor_learning_rate": [1e-4, 1e-3, 1e-2]}),
+    "DQN": (rein.DQN, rein.envs.CartPole, {**OFF, **DIFFERENT}),
+    "DQN, plain": (rein.DQN, rein.envs.CartPole, {**OFF, "double": False, "huber": None, "target_frequency": 3}),
+    "DQN, prioritized": (rein.DQN, rein.envs.CartPole, {**OFF, "prioritized": True, "n_step": 3}),
+    "DQN, softmax": (rein.DQN, rein.envs.CartPole, {**OFF, "temperature": [0.1, 1.0, 10.0]}),
+}
+
+
+@pytest.mark.parametrize("case", REPLAYS)
+def test_learners_with_replays_are_computed_together_and_equal_single_agents(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CASES, case, REPLAYS[case])
+    population, env = made(case)
+    found: list[Any] = []
+    with monkeypatch.context() as within:
+        within.setattr(Learner, "step", lambda *_, **__: pytest.fail("a learner makes a step of its own"))
+        loop = rein.training_loop(population, env, iterations=10)
+        loop.model_optimized(lambda state: found.append((state.step_state.transition, state.step_state.metrics)))
+        loop.run(epochs=1)
+    for learner in range(S):
+        alone, rows = single(case, learner), slice(learner * N, (learner + 1) * N)
+        for transition, metrics in found:
+            mine = map_tree(lambda x, rows=rows: x[rows], transition)
+            action, _ = alone.select_action(mine.observation)
+            assert torch.allclose(action, mine.action, rtol=1e-4, atol=1e-4)
+            alone.record_observation(mine)
+            theirs = {name: x[learner] for name, x in metrics.items() if name.endswith("_per_learner")}
+            expected = alone.optimize_model()
+            assert {f"{name}_per_learner" for name in expected} == theirs.keys()
+            for name, value in expected.items():
+                assert torch.allclose(theirs[f"{name}_per_learner"], value, rtol=1e-3, atol=1e-4), name
+        theirs = parameters(population.agent(learner))
+        assert (alone.updates, alone.env_steps) == (population.agent(learner).updates, len(found) * N)
+        for name, expected in parameters(alone).items():
+            assert torch.allclose(theirs[name], expected, rtol=1e-4, atol=1e-4), name
+
+
+def test_learners_with_guards_and_replays_call_them_at_every_step() -> None:
+    calls: list[int] = []
+    env = rein.envs.Pendulum(S * N, seed=1)
+    guard = lambda metrics, gradients: not calls.append(len(gradients))  # noqa: E731
+    population = rein.Population(rein.SAC, env, learners=S, seed=0, guard=guard, **OFF)
+    trained(population, env, 4)
+    assert len(calls) == S * 3 * population.updates  # critics, actor and temperature
+
+
+def test_learners_with_different_batch_sizes_learn() -> None:
+    population, env = made("SAC")
+    population.agent(1).batch_size = 4
+    trained(population, env, 4)
+    assert [population.agent(i).updates for i in range(S)] == [4] * S

@@ -1,7 +1,8 @@
 """Compare a population with single runs: `python tests/benchmarks/population.py [epochs | sweep]`.
 
-epochs: 16 PPO learners with 128 CartPoles each, in one process on one thread. Both take turns. Prints the CPU
-milliseconds of an epoch of 64 steps for all learners, and their ratio, for two layers of 32 and of 64.
+epochs: 16 learners in one process on one thread, in turns with a single run. Prints the CPU milliseconds of an epoch of
+64 steps for all learners, and their ratio, for PPO with 128 CartPoles per learner and two layers of 32 and of 64, and
+for SAC with one Pendulum per learner, one update per step and two layers of 64.
 
 sweep: 64 learning rates of the recipe cartpole, 100,000 env steps each, as one run of `rein train` with 64 learners and
 as 64 runs. Prints the CPU seconds of the processes on one thread, and those of the loops without start and imports.
@@ -42,6 +43,18 @@ def milliseconds(loop: rein.Loop, epochs: int) -> float:
     begun = time.process_time()
     loop.run(epochs=loop.state.epoch + epochs)
     return (time.process_time() - begun) / epochs * 1e3
+
+
+def compare(name: str, kind: Any, environment: Any, envs: int, epochs: int, **options: Any) -> None:
+    """Print the CPU times of `LEARNERS` learners as a population and as single runs."""
+    env = environment(LEARNERS * envs, seed=0)
+    together = loop_of(rein.Population(kind, env, learners=LEARNERS, seed=0, **options), env)
+    env = environment(envs, seed=0)
+    single = loop_of(kind(env, seed=0, **options), env)
+    pairs = [(milliseconds(together, 2), LEARNERS * milliseconds(single, epochs)) for _ in range(ROUNDS)]
+    ours, theirs = (statistics.median(times) for times in zip(*pairs, strict=True))
+    ratio = statistics.median(b / a for a, b in pairs)
+    print(f"{name}: population {ours:.0f} ms, single runs {theirs:.0f} ms, ratio {ratio:.2f}")
 
 
 def seconds_of_process(*options: str) -> float:
@@ -88,14 +101,9 @@ def compare_epochs() -> None:
     for units in (32, 64):
         options: dict[str, Any] = {"hidden": (units, units), "rollout_steps": STEPS, "learning_rate": 6e-3}
         options |= {"update_epochs": 2, "minibatches": 16}
-        env = rein.envs.CartPole(LEARNERS * ENVS, seed=0)
-        together = loop_of(rein.Population(rein.PPO, env, learners=LEARNERS, seed=0, **options), env)
-        env = rein.envs.CartPole(ENVS, seed=0)
-        single = loop_of(rein.PPO(env, seed=0, **options), env)
-        pairs = [(milliseconds(together, 2), LEARNERS * milliseconds(single, 8)) for _ in range(ROUNDS)]
-        ours, theirs = (statistics.median(times) for times in zip(*pairs, strict=True))
-        ratio = statistics.median(b / a for a, b in pairs)
-        print(f"two layers of {units}: population {ours:.0f} ms, single runs {theirs:.0f} ms, ratio {ratio:.2f}")
+        compare(f"PPO, two layers of {units}", rein.PPO, rein.envs.CartPole, ENVS, 8, **options)
+    options = {"hidden": (64, 64), "learning_starts": STEPS // 2}
+    compare("SAC, two layers of 64", rein.SAC, rein.envs.Pendulum, 1, 4, **options)
 
 
 def main() -> None:

@@ -161,13 +161,23 @@ class ReplayAgent(NetworkAgent):
 
     def optimize_model(self) -> dict[str, Tensor]:
         """Run a round of updates if one is due. Returns the metrics of the last update."""
+        updates = self.due_updates
+        if not updates:
+            return {}
+        self.begin_round(updates)
+        return self.learn(updates)
+
+    @property
+    def due_updates(self) -> int:
+        """Number of updates of the round that is due; 0 if no round is due."""
         frequency = self.train_frequency_episodes or self.train_frequency
         updates = int(self.updates_owed + 1e-6)  # ten times 0.1 rounds to one
-        if self.steps_since_update < frequency or updates < 1 or not len(self.replay):
-            return {}
+        return updates if self.steps_since_update >= frequency and updates > 0 and len(self.replay) else 0
+
+    def begin_round(self, updates: int) -> None:
+        """Count a round of updates as made."""
         self.steps_since_update = 0
         self.updates_owed -= updates
-        return self.learn(updates)
 
     def learn(self, updates: int) -> dict[str, Tensor]:
         """Make `updates` updates from the replay. Returns the metrics of the last update."""

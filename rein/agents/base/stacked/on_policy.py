@@ -16,11 +16,11 @@ from torch import Tensor
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import Coefficients, report_metrics
 from rein.agents.base.on_policy import OnPolicyAgent, check_enough
-from rein.agents.base.options import options_of
+from rein.agents.base.stacked.base import StackedAgents
 from rein.agents.base.stacked.noise import AgentNoise
 from rein.agents.base.stacked.parameters import StackedLearner, StackedModules, can_stack
 from rein.agents.base.stacked.policy_gradient import Outputs, forward, policy_gradient
-from rein.agents.base.stacked.separate import SeparateAgents, joined, rows_of_part, split
+from rein.agents.base.stacked.separate import joined, split
 from rein.networks.heads import DiscreteHead
 from rein.ops.backend import captured
 from rein.ops.returns import gae
@@ -29,24 +29,23 @@ from rein.ops.trees import map_tree
 from rein.replay.rollout import Rollout
 from rein.types import Transition, Tree
 
-RATES = "learning_rate", "clip", "value_coefficient", "entropy_coefficient", "max_grad_norm"
-DIFFERENT = {*RATES, "gamma", "gae_lambda", "seed"}  # options that may differ between the learners
+COEFFICIENTS = "value_coefficient", "entropy_coefficient"
 
 
-class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
+class StackedOnPolicyAgents(StackedAgents):
     """On-policy agents with plain networks, which share a rollout. Subclasses implement `update`."""
+
+    different = ("seed", "learning_rate", "gamma", "gae_lambda", "clip", *COEFFICIENTS, "max_grad_norm")
 
     def __init__(self, agents: Sequence[OnPolicyAgent]) -> None:
         super().__init__(agents)
-        self.first: Any = agents[0]
         self.rollout = Rollout(self.first.rollout_steps)
-        changing = (name for name, option in options_of(type(self.first)).items() if not option.metadata["fixed"])
-        self._common = [name for name in changing if name not in DIFFERENT]
         self._head: Any = self.first.networks.policy_head
         self.discrete = isinstance(self._head, DiscreteHead)
-        self._stack()
+        self.stack()
 
-    def _stack(self) -> None:
+    def stack(self) -> None:
+        """Stack the networks and the optimizers of the agents."""
         self.networks = StackedModules([agent.networks for agent in self.agents])
         learners = [agent.learners["networks"] for agent in self.agents]
         self.learner = StackedLearner(self.networks, learners)
@@ -57,20 +56,19 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
 
     @classmethod
     def supports(cls, agents: Sequence[Any]) -> bool:
-        """Return whether the agents can be computed together: with plain networks, and options that may differ."""
-        fixed = [{name: x for name, x in agent.config.items() if name not in DIFFERENT} for agent in agents]
+        """Return whether agents of this class can be computed together."""
         learners = [agent.learners["networks"] for agent in agents]
-        return all(mine == fixed[0] for mine in fixed) and can_stack(learners) and cls.supports_options(agents[0])
+        return super().supports(agents) and can_stack(learners) and cls.supports_options(agents[0])
 
     @classmethod
     def supports_options(cls, agent: Any) -> bool:
         """Return whether the options of an agent are supported."""
-        return not agent.networks.preprocess.has_inputs and not (agent.squash and agent.entropy_coefficient.bounds[1])
+        return not (agent.squash and agent.entropy_coefficient.bounds[1])
 
     @torch.no_grad()
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tree]]:
         """Sample actions (R, ...). Returns them with `value`, `log_prob` and, if it differs, `sample`."""
-        x_SNF = self._features(observation)
+        x_SNF = self.features(observation)
         rows = x_SNF.shape[1]
         noise = self.noise.uniform(rows) if self.discrete else self.noise.normal(rows, len(self._head.low))
         action, extras = self._act(x_SNF, noise)
@@ -86,14 +84,6 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
         action = self._head.to_action(distribution, sample)
         extras = {"value": value_SN, "log_prob": distribution.log_prob(sample), "sample": sample}
         return map_tree(lambda x: x.flatten(0, 1), (None if action is sample else action, extras))
-
-    def _features(self, observation: Tree) -> Tensor:
-        """Return preprocessed observations (S, N, F) of R rows."""
-        if self.first.normalize_observation:
-            parts = zip(self.agents, split(observation, len(self.agents)), strict=True)
-            return torch.stack([agent.networks.preprocess(part) for agent, part in parts])
-        shape = len(self.agents), rows_of_part(observation, len(self.agents))
-        return self.first.networks.preprocess(observation).unflatten(0, shape)
 
     def record_observation(self, transition: Transition) -> None:
         """Add the transitions of all agents to the rollout. See `OnPolicyAgent.record_observation`."""
@@ -119,7 +109,7 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
             return {}
         for agent in self.agents:
             agent.set_learning_rates()
-        self._check_options()
+        self.check_options()
         self.learner.read_options()
         self._plain = self.learner.together
         metrics = self.update(self.batch())
@@ -131,16 +121,6 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
                 agent.networks.preprocess.update(*map_tree(lambda x: x.flatten(0, 1), part))
         self.rollout.clear()
         return metrics
-
-    def _check_options(self) -> None:
-        """Raise ValueError if an option that must be the same for all learners was changed for some of them."""
-        for name in self._common:
-            values = [getattr(agent, name) for agent in self.agents]
-            if any(value != values[0] for value in values):
-                raise ValueError(
-                    f"Population: {name} became different for some learners, {values}; learners with a different "
-                    f"{name} cannot be computed together: pass the values to Population({name}=...)"
-                )
 
     @abc.abstractmethod
     def update(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -155,7 +135,7 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
         rewards = self._rewards()
         advantage_TR = gae(rewards, *ends, value_TR, self._next_values(value_TR), valid_TR, **settings)
         columns = {
-            "features": self._features(map_tree(lambda x: self._by_learner(x).flatten(0, 1), rollout["observation"])),
+            "features": self.features(map_tree(lambda x: self._by_learner(x).flatten(0, 1), rollout["observation"])),
             "sample": rollout["sample" if "sample" in rollout else "action"],
             "log_prob": rollout["log_prob"],
             "value": value_TR,
@@ -216,7 +196,7 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
 
     def _values(self, observation: Tree) -> Tensor:
         """Return the values (S, M) of S M rows."""
-        return forward(self.first.networks, self.networks.parameters, self._features(observation))[0].value
+        return forward(self.first.networks, self.networks.parameters, self.features(observation))[0].value
 
     def learn(self, part: Mapping[str, Tensor], coefficients: Coefficients, *, report: bool) -> dict[str, Tensor]:
         """Make one optimizer step with columns (S, M, ...). Returns metrics (S,), which are empty without `report`."""
@@ -287,8 +267,6 @@ class StackedOnPolicyAgents(SeparateAgents, abc.ABC):
         row_K = torch.cat([torch.arange(number * rows, (number + 1) * rows, device=self.device) for number in kept])
         self.rollout.load_state_dict({**state, "fields": map_tree(lambda x: x[:, row_K], state["fields"])})
         super().keep(kept)
-        self.first = self.agents[0]
-        self._stack()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rollout."""

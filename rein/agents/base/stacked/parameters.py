@@ -40,7 +40,7 @@ class StackedModules:
 
     def flatten(self, values: Mapping[str, Tensor]) -> Tensor:
         """Return values (S, ...) of all parameters as one tensor (S, P)."""
-        return torch.cat([values[name].flatten(1) for name in self.shapes], 1)
+        return torch.cat([values[name].reshape(len(self.flat), -1) for name in self.shapes], 1)
 
     def follow(self, networks: StackedModules, tau: float) -> None:
         """Move the parameters, which are those of target networks, toward others by `tau`."""
