@@ -138,6 +138,11 @@ class Population:
         values = {name: [config[name] for config in configs] for name in configs[0] if name != "seed"}
         return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
 
+    @property
+    def common_options(self) -> Sequence[str]:
+        """Options that must stay the same for all learners, because the learners are computed together."""
+        return self._active.common
+
     def agent(self, learner: int) -> Any:
         """Return the agent of one learner, an ordinary agent that continues to learn with the population."""
         return self._agents[learner]

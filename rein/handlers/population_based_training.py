@@ -70,7 +70,7 @@ def population_based_training(
         TypeError: If the agent is not a population, for an unknown option, or if an option is not a number, for
             example a schedule.
         ValueError: If a number is out of range, if an option cannot change during a run, or if learners differ in such
-            an option.
+            an option. Also if learners that are computed together cannot differ in an option.
 
     Source: Jaderberg et al. 2017, "Population based training of neural networks".
     """
@@ -217,6 +217,11 @@ def _checked(population: Population, option: str, low: float, high: float) -> tu
     if known[option].metadata["fixed"]:
         free = ", ".join(name for name, field in known.items() if not field.metadata["fixed"])
         raise ValueError(f"{_NAME}: {option} of {kind} cannot change during a run; the options that can are {free}")
+    if option in population.common_options:
+        raise ValueError(
+            f"{_NAME}: {option} must be the same for learners that are computed together; give different values to "
+            f"Population({option}=...), so that each learner is computed alone"
+        )
     if not (low < high and math.isfinite(high - low)):
         raise ValueError(f"{_NAME}({option}=({low}, {high})): expected two numbers, the lower one first")
     return low, high

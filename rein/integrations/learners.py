@@ -96,6 +96,6 @@ def draw_learners(axes: Any, runs: Mapping[str, Learners], *, option: str, metri
     if numbers and min(numbers) > 0 and max(numbers) >= _LOGARITHMIC * min(numbers):
         axes.set_xscale("log")
     axes.set_xlabel(readable(option.replace("_", " ")))
-    axes.set_ylabel(readable((metric or METRIC).replace("_", " ")) + ("" if metric else ", mean of the last 100"))
+    axes.set_ylabel("mean return of the last 100 episodes" if metric is None else readable(metric.replace("_", " ")))
     axes.grid(alpha=0.25)
     axes.legend(frameon=False)

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 import rein
+from rein.recipes.cartpole import cartpole
 
 LEARNERS, ENVS, STEPS, ROUNDS = 16, 128, 64, 7
 RATES, SAMPLED, ENV_STEPS = np.geomspace(1e-4, 1e-2, 64), (0, 16, 32, 48, 63), 100_000
@@ -72,7 +73,7 @@ def seconds_of_loop(**options: Any) -> float:
     """Return the CPU time of a loop of the recipe cartpole, without its first epoch."""
     with tempfile.TemporaryDirectory() as folder:
         store = rein.HDF5Store(f"{folder}/run")
-        loop = rein.recipes.cartpole.cartpole(store, stop_when_solved=False, **options)
+        loop = cartpole(store, stop_when_solved=False, **options)
         loop.run(epochs=1)
         begun = time.process_time()
         loop.run(epochs=1 + round(ENV_STEPS / (ENVS * STEPS)))

@@ -26,7 +26,7 @@ class StackedAgents(SeparateAgents, abc.ABC):
         super().__init__(agents)
         self.first: Any = self.agents[0]
         changing = (name for name, option in options_of(type(self.first)).items() if not option.metadata["fixed"])
-        self._equal = [name for name in changing if name not in self.different]
+        self.common = [name for name in changing if name not in self.different]
 
     @classmethod
     def supports(cls, agents: Sequence[Any]) -> bool:
@@ -38,7 +38,7 @@ class StackedAgents(SeparateAgents, abc.ABC):
 
     def check_options(self) -> None:
         """Raise ValueError if an option that must be equal was changed for some of the agents."""
-        for name in self._equal:
+        for name in self.common:
             values = [getattr(agent, name) for agent in self.agents]
             if any(value != values[0] for value in values):
                 raise ValueError(

@@ -19,6 +19,8 @@ from rein.types import Transition, Tree
 class SeparateAgents:
     """S agents, each with its part of the rows. Base class of agents that are computed together."""
 
+    common: Sequence[str] = ()  # options whose values must stay the same for all agents
+
     def __init__(self, agents: Sequence[Any]) -> None:
         self.agents = list(agents)
         self.device = torch.device(agents[0].device)
