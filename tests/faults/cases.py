@@ -24,6 +24,7 @@ from rein.agents.base.agent import Agent
 from rein.agents.base.on_policy import OnPolicyAgent
 from rein.agents.base.options import options_of
 from rein.agents.base.replay_agent import ReplayAgent
+from rein.agents.dqn import DQN
 from rein.agents.ppo import PPO
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
@@ -47,9 +48,12 @@ ENVIRONMENTS: dict[str, Callable[[int], Any]] = {
 }
 
 
+POPULATIONS: dict[str, Any] = {"population_ppo": PPO, "population_frozen": PPO, "population_dqn": DQN}
+
+
 def agents() -> dict[str, Any]:
-    """Return all agents by module name, including variants such as `ppo_lstm` and `sac_prioritized`."""
-    found: dict[str, Any] = {}
+    """Return all agents by module name, with variants such as `ppo_lstm` and `sac_prioritized`, and populations."""
+    found: dict[str, Any] = {**POPULATIONS}
     for module in pkgutil.iter_modules(rein.agents.__path__):
         members = vars(importlib.import_module(f"rein.agents.{module.name}")).values()
         classes = [m for m in members if inspect.isclass(m) and m.__module__ == f"rein.agents.{module.name}"]
@@ -64,25 +68,28 @@ def agents() -> dict[str, Any]:
     return found
 
 
-def make_agent(kind: Any, environment: Any) -> Any:
+def make_agent(name: str, environment: Any) -> Any:
     """Build a small agent that updates several times per epoch. Raises ValueError for unsupported spaces."""
-    spaces = environment.single_observation_space, environment.single_action_space
+    kind, spaces = agents()[name], (environment.single_observation_space, environment.single_action_space)
     small = {"rollout_steps": 5, "minibatches": 2, "learning_rate": 0.01, "hidden": (16,)}
     small |= {"normalize_observation": True, "normalize_reward": True}
     replay = issubclass(getattr(kind, "func", kind), ReplayAgent)
     small |= {"capacity": 83, "batch_size": 8, "learning_starts": 11, "update_to_data": 0.4} if replay else {}
     known = options_of(getattr(kind, "func", kind))
-    return kind(*spaces, seed=3, **{name: value for name, value in small.items() if name in known})
+    options = {option: value for option, value in small.items() if option in known}
+    if name in POPULATIONS:
+        return rein.Population(kind, environment, learners=2, seed=3, **options | {"learning_rate": [0.01, 0.003]})
+    return kind(*spaces, seed=3, **options)
 
 
 def cases() -> list[str]:
     """Return all combinations of agents, supported environments and modes, such as `ppo-cartpole-episodic`."""
     found = []
-    for agent, kind in agents().items():
+    for agent in agents():
         for name, make in ENVIRONMENTS.items():
             environment = make(3)
             try:
-                make_agent(kind, environment)
+                make_agent(agent, environment)
             except ValueError:
                 continue
             finally:
@@ -95,11 +102,13 @@ def build(case: str, folder: Path, evaluated: bool = False) -> rein.Loop:
     """Build the loop of a case, with a store and checkpoints in `folder`. Every call builds an equal loop."""
     name, place, mode = case.split("-")
     environment = ENVIRONMENTS[place](3)
-    agent = make_agent(agents()[name], environment)
+    agent = make_agent(name, environment)
     store = rein.HDF5Store(folder, exist="resume")
     loop = rein.training_loop(
         agent, environment, store, episodic=mode == "episodic", epochs=EPOCHS, iterations=ITERATIONS
     )
+    if name == "population_frozen":
+        loop.epoch_ended(once=1)(lambda state: agent.freeze(1))
     loop.metric("vector_steps_seen", lambda state: state.clocks.vector_steps, reduce="sum")
 
     @loop.iteration_completed(every=7, unit="env_steps")

@@ -14,8 +14,14 @@ from rein.store.checkpoint_file import read_checkpoint
 from rein.testing.stateful import first_difference
 
 KILLED = Path(__file__).with_name("killed.py")
-CASES = ("q_learning-gridworld-continuing", "q_learning-taxi-episodic", "ppo-cartpole-continuing")
-AT_ONCE = 10  # kills of one run
+CASES = (
+    "q_learning-gridworld-continuing",
+    "population_frozen-cartpole-continuing",
+    "population_dqn-cartpole-continuing",
+    "ppo-cartpole-continuing",
+    "q_learning-taxi-episodic",
+    "population_ppo-cartpole-episodic",
+)
 
 
 def attempts(folder: Path, case: str, kills: int, seed: int) -> list[dict[str, Any]]:
@@ -34,7 +40,7 @@ def trajectories(folder: Path) -> dict[str, bytes]:
 
 
 def test_killed_run_resumes_and_equals_an_uninterrupted_run(tmp_path: Path, scale: Callable[[int, int], int]) -> None:
-    wanted, kills, inside, resumed, runs = scale(200, 12), 0, 0, 0, 0
+    wanted, at_once, kills, inside, resumed, runs = scale(240, 12), scale(10, 4), 0, 0, 0, 0
     wholes: dict[str, tuple[Any, Any]] = {}
     while kills < wanted:
         case = CASES[runs % len(CASES)]
@@ -45,7 +51,7 @@ def test_killed_run_resumes_and_equals_an_uninterrupted_run(tmp_path: Path, scal
                 trajectories(tmp_path / f"whole-{case}"),
             )
         folder = tmp_path / str(runs)
-        reports = attempts(folder, case, min(AT_ONCE, wanted - kills), runs)
+        reports = attempts(folder, case, min(at_once, wanted - kills), runs)
         for one in reports:  # no acknowledged data is lost
             assert min(one["saved"], one["stored"]) >= one["acknowledged"], f"{case}, run {runs}: {one}"
         kills += sum(one["killed"] for one in reports)
