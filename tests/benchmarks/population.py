@@ -1,4 +1,4 @@
-"""Compare a population with single runs: `python tests/benchmarks/population.py [epochs | sweep]`.
+"""Measure populations: `python tests/benchmarks/population.py [epochs | sweep | memory | purejaxrl]`, by default all.
 
 epochs: 16 learners in one process on one thread, in turns with a single run. Prints the CPU milliseconds of an epoch of
 64 steps for all learners, and their ratio, for PPO with 128 CartPoles per learner and two layers of 32 and of 64, and
@@ -7,6 +7,11 @@ for SAC with one Pendulum per learner, one update per step and two layers of 64.
 sweep: 64 learning rates of the recipe cartpole, 100,000 env steps each, as one run of `rein train` with 64 learners and
 as 64 runs. Prints the CPU seconds of the processes on one thread, and those of the loops without start and imports.
 Single runs are measured for five of the rates, and their mean is multiplied by 64.
+
+memory: resident MiB of a process with 1, 4, 16 and 64 of the PPO learners with two layers of 64 (Linux only).
+
+purejaxrl: 16 of these learners, and those of PureJaxRL under `jax.vmap` as one compiled program. Both are processes on
+one core that take turns. Needs `--purejaxrl` and JAX, as described in `ppo.py`.
 """
 
 from __future__ import annotations
@@ -15,21 +20,27 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import argparse
+import json
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from ppo import line, measure, table
 
 import rein
+from rein.ops.trees import leaves
 from rein.recipes.cartpole import cartpole
 
 LEARNERS, ENVS, STEPS, ROUNDS = 16, 128, 64, 7
+OPTIONS: dict[str, Any] = {"rollout_steps": STEPS, "learning_rate": 6e-3, "update_epochs": 2, "minibatches": 16}
 RATES, SAMPLED, ENV_STEPS = np.geomspace(1e-4, 1e-2, 64), (0, 16, 32, 48, 63), 100_000
 
 
@@ -100,18 +111,79 @@ def report(what: str, together: float, single: list[float]) -> None:
 def compare_epochs() -> None:
     """Compare an epoch of all learners with epochs of single agents."""
     for units in (32, 64):
-        options: dict[str, Any] = {"hidden": (units, units), "rollout_steps": STEPS, "learning_rate": 6e-3}
-        options |= {"update_epochs": 2, "minibatches": 16}
-        compare(f"PPO, two layers of {units}", rein.PPO, rein.envs.CartPole, ENVS, 8, **options)
-    options = {"hidden": (64, 64), "learning_starts": STEPS // 2}
+        compare(f"PPO, two layers of {units}", rein.PPO, rein.envs.CartPole, ENVS, 8, hidden=(units, units), **OPTIONS)
+    options: dict[str, Any] = {"hidden": (64, 64), "learning_starts": STEPS // 2}
     compare("SAC, two layers of 64", rein.SAC, rein.envs.Pendulum, 1, 4, **options)
 
 
+def measure_memory() -> None:
+    """Measure each number of learners in its own process."""
+    print("MiB of a process with two layers of 64; `per learner` is the growth of the peak from one learner")
+    line("learners", "state per learner", "built", "after 5 epochs", "after 10 epochs", "peak", "per learner")
+    peak = 0.0
+    for learners in (1, 4, 16, 64):
+        command = [sys.executable, __file__, "--learners", str(learners)]
+        state, *found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        peak = peak or found[-1]
+        grown = f"{(found[-1] - peak) / (learners - 1):.2f}" if learners > 1 else ""
+        line(learners, f"{state / learners:.3f}", *(f"{number:.0f}" for number in found), grown)
+
+
+def print_memory(learners: int) -> None:
+    """Print the MiB of the state, and those of this process when built, after 5 and 10 epochs, and at its peak."""
+    env = rein.envs.CartPole(learners * ENVS, seed=0)
+    agent = rein.Population(rein.PPO, env, learners=learners, seed=0, hidden=(64, 64), **OPTIONS)
+    loop, found = rein.training_loop(agent, env, iterations=STEPS), [resident("VmRSS")]
+    for epochs in (5, 10):
+        loop.run(epochs=epochs)
+        found.append(resident("VmRSS"))
+    found.append(resident("VmHWM"))
+    size = sum(x.numel() * x.element_size() for _, x in leaves(agent.state_dict()) if isinstance(x, torch.Tensor))
+    print(json.dumps([size / 2**20, *found]))
+
+
+def resident(name: str) -> float:
+    """Return the MiB of an entry of /proc/self/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(text.split()[1]) for text in lines if text.startswith(f"{name}:")) / 2**10
+
+
+def compare_with_purejaxrl(checkout: Path | None, repeats: int) -> None:
+    """Compare env steps per CPU second with those of PureJaxRL."""
+    if checkout is None:
+        print("PureJaxRL: see --purejaxrl")
+        return
+    shape = {"num_envs": ENVS, "rollout_steps": STEPS, "minibatches": 16, "update_epochs": 2, "learners": LEARNERS}
+    specs = {
+        "population": ("population", shape, 1),
+        "PureJaxRL": ("purejaxrl", shape | {"checkout": str(checkout.resolve())}, 1),
+    }
+    print(f"{LEARNERS} learners with {ENVS} CartPoles x {STEPS} steps, ", end="")
+    print(f"2 x 16 updates, two networks of 64 x 64; medians of {repeats} rounds")
+    table(measure(specs, repeats), "population", "PureJaxRL")
+
+
 def main() -> None:
-    """Run the comparisons that the command line names, by default all."""
+    """Run the parts that the command line names, by default all."""
     torch.set_num_threads(1)
-    parts = {"epochs": compare_epochs, "sweep": compare_sweeps}
-    for name in sys.argv[1:] or parts:
+    parser = argparse.ArgumentParser(description="Measure populations.")
+    parser.add_argument("parts", nargs="*", help="epochs, sweep, memory, purejaxrl; all by default")
+    parser.add_argument("--repeats", type=int, default=5, help="number of rounds of `purejaxrl`")
+    parser.add_argument("--purejaxrl", type=Path, help="a checkout of github.com/luchris429/purejaxrl")
+    parser.add_argument("--learners", type=int, help="print the memory of this number of learners; used by `memory`")
+    given = parser.parse_args()
+    parts = {
+        "epochs": compare_epochs,
+        "sweep": compare_sweeps,
+        "memory": measure_memory,
+        "purejaxrl": lambda: compare_with_purejaxrl(given.purejaxrl, given.repeats),
+    }
+    if unknown := {*given.parts} - {*parts}:
+        parser.error(f"unknown part {', '.join(sorted(unknown))}; choose from {', '.join(parts)}")
+    if given.learners:
+        print_memory(given.learners)
+        return
+    for name in given.parts or parts:
         parts[name]()
 
 

@@ -195,7 +195,7 @@ def ratio(found: Mapping[str, list[tuple[float, int | None]]], place: int | None
 
 def throughput(repeats: int, micro_batch: list[int], purejaxrl: Path | None, **_: Any) -> None:
     for epochs in (4, 1):
-        shape = SHAPE | {"epochs": epochs}
+        shape = SHAPE | {"update_epochs": epochs}
         specs: dict[str, Any] = {"eager": ("rein", shape, 1), "compile": ("rein", shape | {"compile": True}, 1)}
         for size in micro_batch:
             small = shape | {"micro_batch": size}

@@ -1,4 +1,6 @@
-"""Child processes of `ppo.py`, one for each row of its tables: `python ppo_peers.py NAME OPTIONS`, options as JSON.
+"""Child processes of `ppo.py` and `population.py`, one for each row of their tables.
+
+Usage: `python ppo_peers.py NAME OPTIONS`, options as JSON.
 
 A worker is a generator. It yields once when it is built, and then the env steps of each round. It runs a round for each
 line of the standard input, and prints [env steps, CPU seconds, wall seconds]. Times include child processes, such as
@@ -50,8 +52,24 @@ def rein(num_envs: int, rollout_steps: int, **options: Any) -> Rounds:
             yield environment.num_envs * rollout_steps
 
 
-def purejaxrl(checkout: str, num_envs: int, rollout_steps: int, epochs: int, minibatches: int) -> Rounds:
-    """Run two rollouts and their updates with new networks, as one compiled program."""
+def population(num_envs: int, rollout_steps: int, learners: int, **options: Any) -> Rounds:
+    """Run rollouts and updates of several learners on native CartPoles, `num_envs` for each."""
+    from rein import Population
+    from rein.agents.ppo import PPO
+    from rein.envs.cartpole import CartPole
+    from rein.training.training_loop import training_loop
+
+    environment = CartPole(learners * num_envs, seed=0)
+    agent = Population(PPO, environment, learners=learners, rollout_steps=rollout_steps, seed=0, **options)
+    yield 0
+    for _ in training_loop(agent, environment, epochs=None, iterations=rollout_steps).stream():
+        yield environment.num_envs * rollout_steps
+
+
+def purejaxrl(
+    checkout: str, num_envs: int, rollout_steps: int, update_epochs: int, minibatches: int, learners: int = 1
+) -> Rounds:
+    """Run two rollouts and their updates with new networks, as one compiled program for all learners."""
     for name in ("brax", "brax.envs", "brax.envs.wrappers", "brax.envs.wrappers.training", "navix"):
         sys.modules[name] = MagicMock()  # PureJaxRL imports them for other environments
     sys.path.insert(0, str(Path(checkout) / "purejaxrl"))
@@ -59,15 +77,16 @@ def purejaxrl(checkout: str, num_envs: int, rollout_steps: int, epochs: int, min
 
     steps = 2 * num_envs * rollout_steps
     config = {"ENV_NAME": "CartPole-v1", "NUM_ENVS": num_envs, "NUM_STEPS": rollout_steps, "TOTAL_TIMESTEPS": steps}
-    config |= {"UPDATE_EPOCHS": epochs, "NUM_MINIBATCHES": minibatches, "LR": 3e-4, "ANNEAL_LR": False}
+    config |= {"UPDATE_EPOCHS": update_epochs, "NUM_MINIBATCHES": minibatches, "LR": 3e-4, "ANNEAL_LR": False}
     config |= {"GAMMA": 0.99, "GAE_LAMBDA": 0.95, "CLIP_EPS": 0.2, "ENT_COEF": 0.0, "VF_COEF": 0.5}
-    train = jax.jit(ppo.make_train(config | {"MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh"}))
+    train = ppo.make_train(config | {"MAX_GRAD_NORM": 0.5, "ACTIVATION": "tanh"})
+    train = jax.jit(train if learners == 1 else jax.vmap(train))
     key = jax.random.PRNGKey(0)
     yield 0
     while True:
         key, drawn = jax.random.split(key)
-        jax.block_until_ready(train(drawn))
-        yield steps
+        jax.block_until_ready(train(drawn if learners == 1 else jax.random.split(drawn, learners)))
+        yield learners * steps
 
 
 def adapter() -> Rounds:
@@ -137,7 +156,7 @@ def sb3_solve(seed: int) -> None:
     PPO("MlpPolicy", environment, **TUNED, **falling, seed=seed, device="cpu").learn(TOTAL, callback=UntilSolved())
 
 
-WORKERS = {"rein": rein, "purejaxrl": purejaxrl, "adapter": adapter, "sb3": sb3}
+WORKERS = {"rein": rein, "population": population, "purejaxrl": purejaxrl, "adapter": adapter, "sb3": sb3}
 
 
 def serve(rounds: Rounds) -> None:
