@@ -253,7 +253,8 @@ class Population:
         self._frozen = {int(number): self._agents[int(number)].policy() for number in state["frozen"]}
         for number, policy in self._frozen.items():
             policy.load_state_dict(state["frozen"][str(number)])
-        self._active = together([agent for i, agent in enumerate(self._agents) if i not in self._frozen])
+        self._active = together(self._agents)  # as before learners were frozen, after which others may be alike
+        self._active.keep(self._numbers.tolist())
         self._active.load_state_dict(state["together"])
 
     def __repr__(self) -> str:
