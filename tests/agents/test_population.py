@@ -65,6 +65,7 @@ TOGETHER = (
     "PPO, squashed",
     "A2C",
     "DQN",
+    "DQN, prioritized",
     "SAC",
     "TD3",
     "DDPG",
