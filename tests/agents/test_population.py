@@ -13,9 +13,11 @@ from torch import Tensor
 
 import rein
 from rein.agents.base.learner import Learner
+from rein.agents.base.stacked.noise import AgentNoise
 from rein.envs.gridworld import Gridworld
 from rein.errors import NonFiniteError
 from rein.networks.recurrent import GRU
+from rein.ops import backend
 from rein.ops.trees import leaves, map_tree
 from rein.testing import AgentContract
 from rein.testing.stateful import copy_state, first_difference
@@ -453,3 +455,52 @@ def test_learners_with_different_batch_sizes_learn() -> None:
     population.agent(1).batch_size = 4
     trained(population, env, 4)
     assert [population.agent(i).updates for i in range(S)] == [4] * S
+
+
+def noise_as_on_a_gpu(learners: int) -> AgentNoise:
+    """Return the noise of agents that is computed together, on the CPU."""
+    env = rein.envs.CartPole(learners)
+    noise = AgentNoise([rein.PPO(env, seed=seed) for seed in range(learners)])
+    noise.device = torch.device("cuda")
+    return noise
+
+
+def test_noise_on_a_gpu_has_its_distribution_and_depends_on_the_seed_of_the_learner_and_the_step() -> None:
+    noise = noise_as_on_a_gpu(4)
+    uniform, normal = noise.uniform(10_000), noise.normal(10_000, 2)
+    assert 0.0 <= float(uniform.min()) < float(uniform.max()) < 1.0
+    assert torch.allclose(uniform.mean(1), torch.full((4,), 0.5), atol=0.02)
+    assert torch.allclose(normal.mean((1, 2)), torch.zeros(4), atol=0.05)
+    assert torch.allclose(normal.std((1, 2)), torch.ones(4), atol=0.05)
+    assert (
+        float(torch.corrcoef(torch.cat((uniform, normal[..., 0], normal[..., 1]))).fill_diagonal_(0.0).abs().max())
+        < 0.05
+    )
+    assert torch.equal(noise_as_on_a_gpu(2).uniform(10_000), uniform[:2])
+    noise.agents[0].env_steps += 4
+    assert not (noise.uniform(10_000) == uniform).any()
+
+
+def test_order_of_minibatches_on_a_gpu_is_a_random_permutation_of_each_learner() -> None:
+    noise = noise_as_on_a_gpu(3)
+    order = noise.orders(103, 4)
+    assert order.shape == (3, 4, 25)
+    assert all(len(mine.unique()) == 100 for mine in order)
+    assert not torch.equal(order[0], order[1])
+    noise.agents[0].updates += 4
+    assert not torch.equal(noise.orders(103, 4), order)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("case", ["PPO", "PPO with entropy", "PPO, continuous", "A2C", "SAC", "DQN"])
+def test_cuda_graphs_change_no_result(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def learned() -> list[Tensor]:
+        kind, environment, options = CASES[case]
+        env = environment(S * N, seed=1, device="cuda")
+        population = rein.Population(kind, env, learners=S, learning_rate=1e-3, seed=0, device="cuda", **options)
+        trained(population, env, 20)
+        return [p for i in range(S) for p in parameters(population.agent(i)).values()]
+
+    graphs = learned()
+    monkeypatch.setattr(backend, "has_graphs", lambda device: False)
+    assert all(torch.equal(a, b) for a, b in zip(graphs, learned(), strict=True))

@@ -26,6 +26,7 @@ class AgentNoise:
         self.agents, self.device = agents, torch.device(agents[0].device)
         keys = [stream_seed(agent._root_seed, "population") for agent in agents]
         self._key_S = torch.tensor(keys, dtype=torch.int64, device=self.device)
+        self._known: dict[int, Tensor] = {}  # keys by their number
 
     def uniform(self, rows: int) -> Tensor:
         """Return uniform numbers in [0, 1), (S, N)."""
@@ -57,8 +58,11 @@ class AgentNoise:
 
     def _keys(self, count: int) -> Tensor:
         """Return different keys for each agent, (S, count)."""
-        return hash_bits(self._key_S.unsqueeze(1), torch.arange(count, device=self.device))
+        if count not in self._known:
+            number_C = torch.arange(count, dtype=torch.int64, device=self._key_S.device)
+            self._known[count] = hash_bits(self._key_S.unsqueeze(1), number_C)
+        return self._known[count]
 
     def _count(self) -> int:
-        """Return the number of vector steps that the agents have recorded, or more."""
+        """Return a number that grows with each vector step."""
         return self.agents[0].env_steps
