@@ -46,7 +46,7 @@ def stack_forward(x_BI: Tensor, parameters: Sequence[Tensor], activation: str) -
             h = torch.baddbmm(shift, h, weight).sigmoid_()
         way.kept.append(h)
         way.weights.append(weight)
-    return h if activation == "relu" else h.mul(2.0).sub_(1.0), way
+    return h if activation == "relu" else torch.rsub(h, -1.0, alpha=-2.0), way
 
 
 def stack_backward(

@@ -66,15 +66,23 @@ def report_metrics(
 
     For continuous actions, `log_std` is the log standard deviation, also averaged over dimensions.
     """
+    rows = report_rows(distribution, log_prob_M, value_M, batch, coefficients)
+    stacked_KM = torch.stack([row.float() for row in rows.values()])  # one mean instead of six
+    return dict(zip(rows, _means(stacked_KM, batch.valid).unbind(), strict=True))
+
+
+def report_rows(
+    distribution: Distribution, log_prob_M: Tensor, value_M: Tensor, batch: Batch, coefficients: Coefficients
+) -> dict[str, Tensor]:
+    """Return the values of `report_metrics` for each row, (M,) each. All tensors may have further leading axes."""
     clip = math.inf if coefficients.clip is None else coefficients.clip
     moved = clipped_surrogate(log_prob_M, batch.log_prob, batch.advantage, clip)
     losses = _surrogate(log_prob_M, batch, coefficients), _value_loss(value_M, batch, coefficients)
-    rows = (*losses, distribution.entropy(), moved.ratio, moved.approx_kl, moved.clipped)
-    stacked_KM = torch.stack([row.float() for row in rows])  # one mean instead of six
-    metrics: dict[str, Tensor] = dict(zip(METRICS, _means(stacked_KM, batch.valid).unbind(), strict=True))
+    found = (*losses, distribution.entropy(), moved.ratio, moved.approx_kl, moved.clipped)
+    rows: dict[str, Tensor] = dict(zip(METRICS, found, strict=True))
     if (log_std := getattr(distribution, "log_std", None)) is not None:  # (A,), or (M, A) if it depends on the state
-        metrics["log_std"] = masked_mean(log_std.float().mean(-1).expand_as(log_prob_M), batch.valid)
-    return metrics
+        rows["log_std"] = log_std.mean(-1).expand_as(log_prob_M)
+    return rows
 
 
 def _surrogate(log_prob_M: Tensor, batch: Batch, coefficients: Coefficients) -> Tensor:

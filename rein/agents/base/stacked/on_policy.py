@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.learner import Batch
-from rein.agents.base.losses import Coefficients, report_metrics
+from rein.agents.base.losses import Coefficients, report_rows
 from rein.agents.base.on_policy import OnPolicyAgent, check_enough
 from rein.agents.base.stacked.base import StackedAgents
 from rein.agents.base.stacked.noise import AgentNoise
@@ -216,16 +216,13 @@ class StackedOnPolicyAgents(StackedAgents):
     def _metrics(
         self, outputs: Outputs, log_prob_SM: Tensor, part: Mapping[str, Tensor], coefficients: Coefficients
     ) -> dict[str, Tensor]:
-        kind, parameters = type(outputs.distribution), outputs.distribution[: 1 if self.discrete else 2]
-        bounds = outputs.distribution[len(parameters) :]
-
-        def of_learner(own: Any, value: Tensor, log_prob: Tensor, mine: Any, numbers: Any) -> Any:
-            return report_metrics(kind(*own, *bounds), log_prob, value, Batch(**mine), Coefficients(*numbers))
-
-        numbers = map_tree(lambda x: x.squeeze(1) if isinstance(x, Tensor) else x, coefficients)
-        axes: Any = tuple(0 if isinstance(x, Tensor) else None for x in numbers)
-        given = parameters, outputs.value, log_prob_SM, dict(part), tuple(numbers)
-        return torch.vmap(of_learner, (0, 0, 0, 0, axes))(*given)
+        batch = Batch(**part)
+        rows = report_rows(outputs.distribution, log_prob_SM, outputs.value, batch, coefficients)
+        rows_QSM = torch.stack([row.float() for row in rows.values()])
+        if batch.valid is None:
+            return dict(zip(rows, rows_QSM.mean(-1).unbind(), strict=True))
+        sums_QS = torch.where(batch.valid, rows_QSM, 0.0).sum(-1)
+        return dict(zip(rows, (sums_QS / batch.valid.sum(-1).clamp(min=1)).unbind(), strict=True))
 
     def _learn_alone(self, part: Mapping[str, Tensor], coefficients: Coefficients, report: bool) -> dict[str, Tensor]:
         """Let each agent make its step, with guards, hooks and frozen parameters."""

@@ -101,7 +101,7 @@ def policy_gradient(
     if top_SKMH.shape[1] == 1:
         of_top_SKMH[:, 0] += of_value_SM1 * parameters["value_head.weight"]
     else:
-        of_top_SKMH[:, 1] = of_value_SM1 * parameters["value_head.weight"]
+        torch.mul(of_value_SM1, parameters["value_head.weight"], out=of_top_SKMH[:, 1])
     of_hidden, _ = stack_backward(of_top_SKMH.flatten(0, 1), saved)
     for layer, (of_weight, of_bias) in enumerate(zip(of_hidden[::2], of_hidden[1::2], strict=True)):
         gradients[f"hidden.weights.{layer}"], gradients[f"hidden.biases.{layer}"] = of_weight, of_bias
