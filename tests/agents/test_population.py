@@ -38,6 +38,11 @@ CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "PPO, target_kl": (rein.PPO, rein.envs.CartPole, {**SMALL, "target_kl": [1e-9, 1e-3, 1.0]}),
     "PPO, continuous": (rein.PPO, rein.envs.Pendulum, {**SMALL, "clip": [0.1, 0.2, 0.3]}),
     "PPO, squashed": (rein.PPO, rein.envs.Pendulum, {**SMALL, "squash": True}),
+    "PPO, squashed, with entropy": (
+        rein.PPO,
+        rein.envs.Pendulum,
+        {**SMALL, "squash": True, "entropy_coefficient": [0.0, 0.01, 0.1]},
+    ),
     "PPO, different activations": (rein.PPO, rein.envs.CartPole, {**SMALL, "activation": ["tanh", "relu", "tanh"]}),
     "PPO, different sharing": (rein.PPO, rein.envs.CartPole, {**SMALL, "shared": [False, True, False]}),
     "PPO, different squashing": (rein.PPO, rein.envs.Pendulum, {**SMALL, "squash": [False, True, False]}),

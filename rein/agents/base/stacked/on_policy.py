@@ -22,7 +22,7 @@ from rein.agents.base.stacked.parameters import StackedLearner, StackedModules, 
 from rein.agents.base.stacked.policy_gradient import Outputs, forward, policy_gradient
 from rein.agents.base.stacked.separate import joined, split
 from rein.networks.heads import DiscreteHead
-from rein.ops.backend import captured
+from rein.ops.backend import captured, fast_products, largest_matrix
 from rein.ops.returns import gae
 from rein.ops.statistics import explained_variance, standardize
 from rein.ops.trees import map_tree
@@ -50,6 +50,7 @@ class StackedOnPolicyAgents(StackedAgents):
         learners = [agent.learners["networks"] for agent in self.agents]
         self.learner = StackedLearner(self.networks, learners)
         self.noise = AgentNoise(self.agents)
+        self.largest_matrix = largest_matrix(self.first.networks)
         self._plain = True  # whether `self.learner` makes the steps
         self._act = captured(self._chosen, self.device)
         self._step = captured(self._learned, self.device)
@@ -57,13 +58,7 @@ class StackedOnPolicyAgents(StackedAgents):
     @classmethod
     def supports(cls, agents: Sequence[Any]) -> bool:
         """Return whether agents of this class can be computed together."""
-        learners = [agent.learners["networks"] for agent in agents]
-        return super().supports(agents) and can_stack(learners) and cls.supports_options(agents[0])
-
-    @classmethod
-    def supports_options(cls, agent: Any) -> bool:
-        """Return whether the options of an agent are supported."""
-        return not (agent.squash and agent.entropy_coefficient.bounds[1])
+        return super().supports(agents) and can_stack([agent.learners["networks"] for agent in agents])
 
     @torch.no_grad()
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tree]]:
@@ -111,7 +106,9 @@ class StackedOnPolicyAgents(StackedAgents):
             agent.set_learning_rates()
         self.check_options()
         self.learner.read_options()
-        self._plain = self.learner.together
+        squashed = getattr(self._head, "squash", False)  # then the entropy has no closed form
+        entropy = squashed and any(agent.entropy_coefficient.bounds[1] for agent in self.agents)
+        self._plain = self.learner.together and not entropy
         metrics = self.update(self.batch())
         self.learner.mark()
         if self.first.normalize_observation:
@@ -202,7 +199,8 @@ class StackedOnPolicyAgents(StackedAgents):
         """Make one optimizer step with columns (S, M, ...). Returns metrics (S,), which are empty without `report`."""
         if not self._plain:
             return self._learn_alone(part, coefficients, report)
-        norm_S, found = self._step(part, coefficients, report)
+        with fast_products(part["target"].shape[1] * self.largest_matrix):
+            norm_S, found = self._step(part, coefficients, report)
         return {**found, "grad_norm": norm_S} if report else {}
 
     @torch.no_grad()
@@ -279,10 +277,11 @@ class StackedPPO(StackedOnPolicyAgents):
     """Agents of the class PPO."""
 
     @classmethod
-    def supports_options(cls, agent: Any) -> bool:
-        """Return whether the options of an agent are supported."""
-        plain = agent.target_kl is None and agent.segments is None and not agent.reward_smoothing
-        return plain and super().supports_options(agent)
+    def supports(cls, agents: Sequence[Any]) -> bool:
+        """Return whether agents of this class can be computed together."""
+        first = agents[0]
+        plain = first.target_kl is None and first.segments is None and not first.reward_smoothing
+        return plain and super().supports(agents)
 
     def update(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Make `update_epochs` passes and return the mean metrics of the last pass."""

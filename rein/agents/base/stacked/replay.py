@@ -26,7 +26,7 @@ from rein.agents.base.stacked.value_gradients import (
     soft_actor_gradient,
     td_gradient,
 )
-from rein.ops.backend import captured
+from rein.ops.backend import captured, fast_products
 from rein.ops.values import td_target
 from rein.types import Tree
 
@@ -136,7 +136,9 @@ class StackedReplayAgents(StackedAgents):
         samples, weights = zip(*(agent.sample() for agent in self.agents), strict=True)
         updates, frequency = self.first.updates + 1, getattr(self.first, "actor_frequency", 1)
         due = updates % frequency == 0, updates % self.first.target_frequency == 0
-        metrics, error_SB = self._step(self.stacked(samples, weights), report, *due)
+        batch = self.stacked(samples, weights)
+        with fast_products(batch.reward.shape[1] * self.first.largest_matrix):
+            metrics, error_SB = self._step(batch, report, *due)
         if report:
             metrics |= self.amounts()
         for agent, sample, error_B in zip(self.agents, samples, error_SB, strict=True):
