@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -509,3 +510,50 @@ def test_cuda_graphs_change_no_result(case: str, monkeypatch: pytest.MonkeyPatch
     graphs = learned()
     monkeypatch.setattr(backend, "has_graphs", lambda device: False)
     assert all(torch.equal(a, b) for a, b in zip(graphs, learned(), strict=True))
+
+
+def scores(agents: Sequence[Any], seed: int) -> np.ndarray:
+    """Return the mean return of 8 greedy episodes of each agent, in environments of its own."""
+    environments = [rein.envs.CartPole(8, seed=seed + number) for number in range(len(agents))]
+    pairs = zip(agents, environments, strict=True)
+    return np.array([rein.evaluate(agent, env, episodes=8).mean_return for agent, env in pairs])
+
+
+def kolmogorov_smirnov(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the largest difference of two empirical distribution functions."""
+    both = np.concatenate([a, b])
+    shares = [np.searchsorted(np.sort(x), both, side="right") / len(x) for x in (a, b)]
+    return np.abs(shares[0] - shares[1]).max()
+
+
+def p_value(a: np.ndarray, b: np.ndarray) -> float:
+    """Return the share of random splits of both samples with a Kolmogorov-Smirnov statistic as large as theirs."""
+    both, found, generator = np.concatenate([a, b]), kolmogorov_smirnov(a, b), np.random.default_rng(0)
+    splits = (generator.permutation(both) for _ in range(10_000))
+    larger = [kolmogorov_smirnov(split[: len(a)], split[len(a) :]) > found - 1e-9 for split in splits]
+    return (1 + sum(larger)) / (1 + len(larger))
+
+
+@pytest.mark.slow
+def test_scores_of_learners_are_distributed_as_those_of_single_agents() -> None:
+    options: dict[str, Any] = {"hidden": (32, 32), "rollout_steps": 32, "minibatches": 4, "update_epochs": 4}
+
+    def learn(agent: Any, env: Any) -> None:
+        rein.training_loop(agent, env, epochs=16, iterations=32).run()  # 4,096 env steps, before all are solved
+
+    def together(seed: int, learning_rate: float) -> list[Any]:
+        env = rein.envs.CartPole(32 * 8, seed=seed)
+        population = rein.Population(rein.PPO, env, learners=32, seed=seed, learning_rate=learning_rate, **options)
+        learn(population, env)
+        return [population.agent(number) for number in range(32)]
+
+    singles = []
+    for seed in range(100, 132):
+        env = rein.envs.CartPole(8, seed=seed)
+        singles.append(rein.PPO(env, seed=seed, learning_rate=1e-3, **options))
+        learn(singles[-1], env)
+    population, single = scores(together(0, 1e-3), 5000), scores(singles, 7000)
+    slower = scores(together(1000, 2e-4), 6000)
+    print(f"p-values: {p_value(population, single):.4f}, and {p_value(single, slower):.4f} with a lower learning rate")
+    assert p_value(population, single) > 0.01
+    assert p_value(single, slower) < 0.001
