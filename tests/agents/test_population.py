@@ -557,3 +557,11 @@ def test_scores_of_learners_are_distributed_as_those_of_single_agents() -> None:
     print(f"p-values: {p_value(population, single):.4f}, and {p_value(single, slower):.4f} with a lower learning rate")
     assert p_value(population, single) > 0.01
     assert p_value(single, slower) < 0.001
+
+@pytest.mark.parametrize(("name", "values"), [("minibatches", [1, 2, 2]), ("target_kl", [0.01, 0.01, 0.01])])
+def test_option_that_cannot_be_computed_together_raises_if_it_is_changed_during_a_run(name: str, values: Any) -> None:
+    population, env = made("PPO")
+    for i, value in enumerate(values):
+        setattr(population.agent(i), name, value)
+    with pytest.raises(ValueError, match=name):
+        trained(population, env, 4)

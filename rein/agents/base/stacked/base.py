@@ -6,7 +6,7 @@ Shapes: S learners, B rows of a learner, F features of an observation.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +21,7 @@ class StackedAgents(SeparateAgents, abc.ABC):
     """Agents of one class whose options are equal, except for those named in `different`."""
 
     different: ClassVar[Sequence[str]]
+    required: ClassVar[Mapping[str, Any]] = {}  # only supported values of options
 
     def __init__(self, agents: Sequence[Any]) -> None:
         super().__init__(agents)
@@ -34,16 +35,17 @@ class StackedAgents(SeparateAgents, abc.ABC):
         alike = [
             {name: x is None if name in cls.different else x for name, x in agent.config.items()} for agent in agents
         ]
-        return all(mine == alike[0] for mine in alike) and not agents[0].networks.preprocess.has_inputs
+        supported = all(getattr(agents[0], name) == value for name, value in cls.required.items())
+        return supported and all(mine == alike[0] for mine in alike) and not agents[0].networks.preprocess.has_inputs
 
     def check_options(self) -> None:
-        """Raise ValueError if an option that must be equal was changed for some of the agents."""
+        """Raise ValueError if an option was changed to values that cannot be computed together."""
         for name in self.common:
             values = [getattr(agent, name) for agent in self.agents]
-            if any(value != values[0] for value in values):
+            if any(value != self.required.get(name, values[0]) for value in values):
                 raise ValueError(
-                    f"Population: {name} became different for some learners, {values}; learners with a different "
-                    f"{name} cannot be computed together: pass the values to Population({name}=...)"
+                    f"Population: {name} was changed to {values}, but learners with these values cannot be computed "
+                    f"together: pass them to Population({name}=...)"
                 )
 
     def features(self, observation: Tree) -> Tensor:

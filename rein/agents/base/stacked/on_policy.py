@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -161,13 +161,11 @@ class StackedOnPolicyAgents(StackedAgents):
         if self.first.reward_normalizer is None:
             return reward_TR
         ended_TR = self.rollout["terminated"] | self.rollout["truncated"]
-        columns = split(
-            map_tree(lambda x: x.transpose(0, 1), (reward_TR, ended_TR, self.rollout["valid"])), len(self.agents)
-        )
+        columns = [x.tensor_split(len(self.agents), dim=1) for x in (reward_TR, ended_TR, self.rollout["valid"])]
         scaled = []
-        for agent, mine in zip(self.agents, columns, strict=True):
+        for agent, *mine in zip(self.agents, *columns, strict=True):
             agent.reward_normalizer.gamma = agent.gamma
-            scaled.append(agent.reward_normalizer.scale(*map_tree(lambda x: x.transpose(0, 1), mine)))
+            scaled.append(agent.reward_normalizer.scale(*mine))
         return torch.cat(scaled, 1)
 
     def _next_values(self, value_TR: Tensor) -> Tensor:
@@ -276,12 +274,7 @@ class StackedOnPolicyAgents(StackedAgents):
 class StackedPPO(StackedOnPolicyAgents):
     """Agents of the class PPO."""
 
-    @classmethod
-    def supports(cls, agents: Sequence[Any]) -> bool:
-        """Return whether agents of this class can be computed together."""
-        first = agents[0]
-        plain = first.target_kl is None and first.segments is None and not first.reward_smoothing
-        return plain and super().supports(agents)
+    required: ClassVar[Mapping[str, Any]] = {"target_kl": None, "segments": None, "reward_smoothing": 0.0}
 
     def update(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Make `update_epochs` passes and return the mean metrics of the last pass."""
