@@ -65,6 +65,8 @@ class Population:
     ) -> None:
         if not (isinstance(kind, type) and issubclass(kind, Agent)):
             raise TypeError(f"Population({kind!r}): give a class of agents, such as rein.PPO")
+        if not hasattr(env, "num_envs"):
+            raise TypeError(f"Population(env={env!r}): give an environment of rein with S * N rows, see rein.make")
         if learners < 1 or env.num_envs % learners:
             raise ValueError(
                 f"Population(learners={learners}): {env.num_envs} environments cannot be split into {learners} equal "
@@ -80,6 +82,7 @@ class Population:
         self._agents: list[Any] = [kind(self.observation_space, self.action_space, **mine) for mine in each]
         self._frozen: dict[int, Any] = {}  # greedy policies of the learners that no longer learn
         self._active = together(self._agents)
+        self._selected: tuple[Any, Any] = (None, {}), None  # action and extras, and those of the learners that learn
         self.seed: int | None = None
         if self._seeds is not None:
             self.seed = self._seeds[0]
@@ -129,7 +132,8 @@ class Population:
         differ = {
             name: [mine[name] for mine in configs] for name in first if any(c[name] != first[name] for c in configs)
         }
-        return {**first, **differ, "agent": self.kind.__name__, "learners": len(self._agents), "seed": self.seed}
+        seed = self.seed if self._seeds is None else self._seeds
+        return {**first, **differ, "agent": self.kind.__name__, "learners": len(self._agents), "seed": seed}
 
     @property
     def differing_options(self) -> dict[str, list[Any]]:
@@ -152,12 +156,12 @@ class Population:
         """Learners that no longer learn."""
         return {*self._frozen}
 
-    def freeze(self, learners: int | Iterable[int]) -> None:
-        """Let learners act greedily from now on, without recording and learning. Their state does not change any more.
+    def freeze(self, learners: int | np.integer[Any] | Iterable[int]) -> None:
+        """Let learners act greedily from now on, without recording and learning. Only `copy_learner` changes them.
 
         Raises ValueError for a number that is not that of a learner, and if no learner would be left.
         """
-        chosen = {learners} if isinstance(learners, int) else {*learners}
+        chosen = {int(learners)} if isinstance(learners, int | np.integer) else {*learners}
         if unknown := sorted(chosen - {*range(len(self._agents))}):
             raise ValueError(f"freeze({unknown}): the learners are 0 to {len(self._agents) - 1}")
         if len(self.frozen | chosen) == len(self._agents):
@@ -165,6 +169,7 @@ class Population:
         kept = [i for i, number in enumerate(self._numbers.tolist()) if number not in chosen]
         self._frozen |= {number: self._agents[number].policy() for number in chosen - self.frozen}
         self._active.keep(kept)
+        self._selected = (None, {}), None
 
     def copy_learner(self, source: int, target: int) -> None:
         """Copy networks, optimizers and normalizers of a learner to another one, in place.
@@ -196,9 +201,9 @@ class Population:
         for number, ended_N in enumerate(split(ended, len(self._agents))):
             if number in self._frozen:
                 self._frozen[number].reset(ended_N)
-        (action, extras), ours = self._selected
+        ((action, extras), ours), self._selected = self._selected, ((None, {}), None)
         mine = self._of_active(transition)
-        if transition.action is action:
+        if ours is not None and transition.action is action:
             known = {name: ours[1][name] for name, x in transition.extras.items() if x is extras.get(name)}
             mine = mine._replace(action=ours[0], extras={**mine.extras, **known})
         self._active.record_observation(mine)
@@ -232,11 +237,12 @@ class Population:
 
         Raises RuntimeError if an agent has already recorded transitions.
         """
+        if self._seeds is not None:
+            return
         self.seed = checked_seed(seed)
-        if self._seeds is None:
-            for number, agent in enumerate(self._agents):
-                agent.reseed(seed + number)
-            self._active = together(self._agents)
+        for number, agent in enumerate(self._agents):
+            agent.reseed(seed + number)
+        self._active = together(self._agents)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all agents."""
@@ -256,6 +262,24 @@ class Population:
         self._active = together(self._agents)  # as before learners were frozen, after which others may be alike
         self._active.keep(self._numbers.tolist())
         self._active.load_state_dict(state["together"])
+        self._selected = (None, {}), None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes for copies, with the state of the agents that are computed together."""
+        return {**vars(self), "_active": self._active.state_dict()}
+
+    def __setstate__(self, attributes: dict[str, Any]) -> None:
+        """Stack the parameters of the copied agents again."""
+        vars(self).update(attributes)
+        self._active = together(self._agents)
+        self._active.keep(self._numbers.tolist())
+        self._active.load_state_dict(attributes["_active"])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Raise AttributeError for options of the learners, which each learner has itself."""
+        if name != "seed" and name in options_of(vars(self).get("kind", Agent)):
+            raise AttributeError(f"Population.{name}: set the option of a learner, population.agent(i).{name} = value")
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         options = "".join(f", {name}={as_json(value)!r}" for name, value in self._options.items())

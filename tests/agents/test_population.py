@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -558,6 +559,7 @@ def test_scores_of_learners_are_distributed_as_those_of_single_agents() -> None:
     assert p_value(population, single) > 0.01
     assert p_value(single, slower) < 0.001
 
+
 @pytest.mark.parametrize(("name", "values"), [("minibatches", [1, 2, 2]), ("target_kl", [0.01, 0.01, 0.01])])
 def test_option_that_cannot_be_computed_together_raises_if_it_is_changed_during_a_run(name: str, values: Any) -> None:
     population, env = made("PPO")
@@ -565,3 +567,69 @@ def test_option_that_cannot_be_computed_together_raises_if_it_is_changed_during_
         setattr(population.agent(i), name, value)
     with pytest.raises(ValueError, match=name):
         trained(population, env, 4)
+
+
+@pytest.mark.parametrize("case", ["PPO", "SAC"])
+def test_copied_population_learns_as_the_original(case: str) -> None:
+    population, env = made(case)
+    trained(population, env, 4)
+    other, other_env = copy.deepcopy((population, env))
+    for one, its_env in ((population, env), (other, other_env)):
+        trained(one, its_env, 12)
+    assert first_difference(population.state_dict(), other.state_dict()) is None
+    assert first_difference(parameters(population.agent(1)), parameters(other.agent(1))) is None
+
+
+def test_replaced_parameters_are_used() -> None:
+    population, env = made("PPO")
+    parameter = population.agent(0).networks.hidden.weights[0]
+    for each in population.agent(0).networks.parameters():
+        each.data = torch.zeros_like(each)
+    trained(population, env, 4)
+    assert float(parameter.detach().abs().max()) < 0.1  # at most the updates
+
+
+def test_frozen_learners_do_not_require_that_the_population_selects_the_action() -> None:
+    population, env = made("PPO")
+    transition = trained(population, env, 4)[-1]
+    population.freeze(np.int64(1))
+    before = [population.agent(i).env_steps for i in range(S)]
+    population.record_observation(transition)
+    assert [population.agent(i).env_steps - before[i] for i in range(S)] == [N, 0, N]
+
+
+def test_options_are_set_for_a_learner_and_not_for_the_population() -> None:
+    population, _ = made("PPO")
+    with pytest.raises(AttributeError, match="agent"):
+        population.learning_rate = 1e-2  # type: ignore[attr-defined]
+
+
+def test_list_of_seeds_is_part_of_the_config() -> None:
+    population = rein.Population(rein.PPO, rein.envs.CartPole(2), learners=2, seed=[5, 9])
+    population.reseed(3)
+    assert population.config["seed"] == [5, 9]
+
+
+def test_state_of_separate_learners_does_not_load_into_learners_computed_together() -> None:
+    together, env = made("PPO")
+    separate = rein.Population(rein.PPO, env, learners=S, target_kl=1.0, **SMALL)
+    for one, other in ((together, separate), (separate, together)):
+        with pytest.raises(ValueError, match="together"):
+            one.load_state_dict(other.state_dict())
+
+
+def test_metrics_are_those_of_a_single_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    population, env = made("PPO, continuous")
+    seen: list[dict[str, Tensor]] = []
+    optimize_model = population.optimize_model
+    monkeypatch.setattr(population, "optimize_model", lambda: seen.append(optimize_model()) or seen[-1])
+    transitions, alone = trained(population, env, 4), single("PPO, continuous", 0)
+    found: dict[str, Tensor] = {}
+    for transition in transitions:
+        mine = map_tree(lambda x: x[:N], transition)
+        action, extras = alone.select_action(mine.observation)
+        alone.record_observation(mine._replace(action=action, extras=extras))
+        found = alone.optimize_model()
+    assert {"log_std", "entropy", "value_loss"} <= found.keys()
+    for name, value in found.items():
+        assert torch.allclose(seen[-1][f"{name}_per_learner"][0], value, rtol=1e-3, atol=1e-4), name

@@ -479,7 +479,11 @@ def copy_learned(source: Agent, target: Agent) -> None:
 
     The target keeps its counts, its random streams, and all data of its own environments.
     """
-    load_parameters(target, parameters_of(source))
+    given, kept = parameters_of(source), parameters_of(target)
+    shapes = [{name: [x.shape for x in tensors] for name, tensors in each.items()} for each in (given, kept)]
+    if shapes[0] != shapes[1]:
+        raise ValueError("the networks of the two agents have different shapes, so one cannot be copied to the other")
+    load_parameters(target, given)
     mine, theirs = vars(target), vars(source)
     pairs: list[tuple[Any, Any]] = [(target.learners[name], learner) for name, learner in source.learners.items()]
     pairs += [(mine[name], value) for name, value in theirs.items() if hasattr(value, "param_groups")]

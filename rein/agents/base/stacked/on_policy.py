@@ -102,6 +102,8 @@ class StackedOnPolicyAgents(StackedAgents):
         """Update with the rollout if it is full, and return metrics (S,)."""
         if not self.rollout.full:
             return {}
+        if not self.networks.connected:
+            self.stack()
         for agent in self.agents:
             agent.set_learning_rates()
         self.check_options()
@@ -206,8 +208,8 @@ class StackedOnPolicyAgents(StackedAgents):
         """Return the gradient norms (S,) and metrics (S,)."""
         parameters = self.networks.parameters
         gradients, outputs, log_prob_SM = policy_gradient(self.first.networks, parameters, part, coefficients)
-        norm_S = self.learner.step(gradients)
-        return norm_S, self._metrics(outputs, log_prob_SM, part, coefficients) if report else {}
+        metrics = self._metrics(outputs, log_prob_SM, part, coefficients) if report else {}  # of the old parameters
+        return self.learner.step(gradients), metrics
 
     def _metrics(
         self, outputs: Outputs, log_prob_SM: Tensor, part: Mapping[str, Tensor], coefficients: Coefficients

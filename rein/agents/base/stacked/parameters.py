@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rein.agents.base.learner import Learner
 from rein.agents.base.optimizers import Adam
+from rein.errors import NonFiniteError
 from rein.ops.values import polyak_
 
 
@@ -31,6 +32,12 @@ class StackedModules:
         for row, module in enumerate(modules):
             for name, parameter in module.named_parameters():
                 parameter.data = self.parameters[name][row]
+
+    @property
+    def connected(self) -> bool:
+        """Whether the parameters of the modules are still views. They are not if a user has replaced their tensors."""
+        rows = zip(self.modules, self.flat.unbind(), strict=True)
+        return all(next(module.parameters()).data_ptr() == row.data_ptr() for module, row in rows)
 
     def unflatten(self, flat_SP: Tensor) -> dict[str, Tensor]:
         """Return views (S, ...) of each parameter by name."""
@@ -56,6 +63,7 @@ class StackedLearner:
         optimizers: list[Any] = [learner.optimizer for learner in learners]
         group, device = optimizers[0].param_groups[0], networks.flat.device
         self._betas, self._epsilon = group["betas"], group["eps"]
+        self._settings = _settings(optimizers[0])
         self._mean = _joined([adam._means for adam in optimizers])
         self._square = _joined([adam._squares for adam in optimizers])
         self._count = torch.stack([adam._count for adam in optimizers])  # (S, number of parameter tensors)
@@ -71,8 +79,14 @@ class StackedLearner:
 
     @property
     def together(self) -> bool:
-        """Whether `step` does the same as the learners: not with guards, hooks and functions of gradients."""
-        return all(each.joins and each.guard is None and each.on_gradients is None for each in self.learners)
+        """Whether `step` does the same as the learners: not with guards, hooks and other settings of optimizers."""
+        return all(
+            each.joins
+            and each.guard is None
+            and each.on_gradients is None
+            and _settings(each.optimizer) == self._settings
+            for each in self.learners
+        )
 
     def read_options(self) -> None:
         """Read the learning rates and the largest gradient norms of the learners."""
@@ -112,6 +126,9 @@ class StackedLearner:
                 parameter.grad = gradients[name][row]
             try:
                 learner.check({}, norm_S[row])
+            except NonFiniteError as error:
+                rate = learner.optimizer.param_groups[0]["lr"]
+                raise NonFiniteError(f"a learner with a learning rate of {rate:g}: {error}") from None
             finally:
                 learner.optimizer.zero_grad()
 
@@ -123,14 +140,18 @@ class StackedLearner:
 
 def can_stack(learners: Sequence[Learner]) -> bool:
     """Return whether `StackedLearner` does the same as these learners."""
-    forms = set[Any]()
-    for learner in learners:
-        if not learner.joins or type(learner.optimizer) is not Adam:
-            return False
-        group = learner.optimizer.param_groups[0]
-        shapes = tuple(parameter.shape for parameter in learner.networks.parameters())
-        forms.add((shapes, group["betas"], group["eps"], group["weight_decay"], str(learner.networks)))
-    return len(forms) == 1 and learners[0].optimizer.param_groups[0]["weight_decay"] == 0.0
+    if not all(learner.joins and type(learner.optimizer) is Adam for learner in learners):
+        return False
+    forms = [
+        ([p.shape for p in learner.networks.parameters()], _settings(learner.optimizer), str(learner.networks))
+        for learner in learners
+    ]
+    return all(form == forms[0] for form in forms) and forms[0][1]["weight_decay"] == 0.0
+
+
+def _settings(optimizer: Any) -> dict[str, Any]:
+    """Return the settings of an optimizer except the learning rate."""
+    return {name: value for name, value in optimizer.param_groups[0].items() if name not in ("params", "lr")}
 
 
 def _joined(rows: Sequence[Sequence[Tensor]]) -> Tensor:

@@ -117,6 +117,8 @@ class StackedReplayAgents(StackedAgents):
         alike = len({(agent.updates, agent.batch_size) for agent in self.agents}) == 1
         if others or not alike or not all(learner.together for learner in self.learners.values()):
             return super().optimize_model()
+        if not all(part.connected for part in self.modules.values()):
+            self.stack()
         for agent in self.agents:
             agent.begin_round(updates)
             agent.set_learning_rates()

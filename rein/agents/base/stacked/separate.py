@@ -74,7 +74,12 @@ class SeparateAgents:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that `state_dict` returned."""
+        """Load a state that `state_dict` returned. Raises ValueError for a state of agents computed together."""
+        if state.keys() != self.state_dict().keys():
+            raise ValueError(
+                "the learners were computed together when the state was saved and are not now, or the other way "
+                "around: build the Population with the same options, and do not change REIN_PLAIN"
+            )
         self._selected = None, {}, []
 
 
