@@ -124,7 +124,7 @@ def test_an_environment_is_at_most_ahead_steps_ahead() -> None:
     for collection in (rein.FirstCome(ahead=3), rein.Asynchronous(ahead=3)):
         env = cart_poles()
         rein.train(AGENTS["DQN"](env, hidden=(8,)), env, env_steps=400, collection=collection)
-        assert env.furthest == 3
+        assert 1 < env.furthest <= 3  # how far depends on the times of the threads
 
 
 def test_min_batch_of_all_environments_is_lock_step() -> None:
