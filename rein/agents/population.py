@@ -27,8 +27,8 @@ class Population:
 
     Learner i has the rows i * N to (i + 1) * N - 1 of an environment with S * N rows. It learns as an agent that trains
     alone in these environments would. PPO, A2C, SAC, TD3, DDPG and DQN with multilayer perceptrons of equal shapes
-    compute all learners together, which takes less time for small networks. Results then differ from those of single
-    agents by rounding.
+    compute all learners together, which is faster for small networks. Their results differ from those of single agents
+    by rounding.
 
     A metric `x` is the mean over the learners, and `x_per_learner` (S,) has their values. The metric
     `learner_return/<i>` is the mean return of the last 100 training episodes of learner i. `env_steps` and `updates`

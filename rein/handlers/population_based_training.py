@@ -44,8 +44,8 @@ def population_based_training(
 
     Learners are compared by the metric `learner_return/<i>`. Each of the worst ones copies networks, optimizers,
     normalizers and the options in `bounds` from a random one of the best, unless that one has no higher return. Then
-    each of these options is multiplied by one of the factors at random, or replaced by a random value. The return of
-    the copy starts anew with its next episodes. A learner without an episode since then is not compared.
+    each of these options is multiplied by one of the factors at random, or replaced by a random value. The mean return
+    of the copy is computed from its next episodes only. The copy is not compared before it has finished one.
 
     The copy keeps its counts, its random streams, its environments, and its replay or unfinished rollout. It therefore
     learns from data of both policies for a while. Let `every` fall on the end of a rollout to avoid this with on-policy
