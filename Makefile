@@ -14,7 +14,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist wo
 help:
 	@echo 'make demo       train PPO on CartPole-v1 and print the path of the trajectories'
 	@echo 'make test       lint, format and type check, and all tests except the slow ones'
-	@echo 'make test-slow  the slow tests'
+	@echo 'make test-slow  the slow tests; TESTS=tests/agents selects a folder'
 	@echo 'make test-faults  all tests of kills, signals, full disks, damaged files and leaks; about 25 minutes on two cores'
 	@echo 'make test-viewers  H5Web in Chromium, silx, h5dump and PyTables on the files of runs; keeps screenshots'
 	@echo 'make test-compat  environments of other packages, each in a virtual environment; PACKAGES="minigrid brax" selects'
@@ -34,10 +34,10 @@ test: .venv/installed-test .venv/installed-lint
 	$(PYTEST)
 
 test-slow: .venv/installed-test
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow $(TESTS)
 
 test-faults: .venv/installed-test
-	REIN_FAULTS=1 $(PYTEST) --maxprocesses 2 --timeout 3600 -rP tests/faults
+	REIN_FAULTS=1 $(PYTEST) --maxprocesses 2 --timeout 3600 -rP -m '' tests/faults
 
 test-viewers: viewers .venv/installed-test .venv/installed-viewers build/viewers/bundle.js
 	REIN_VIEWERS=build/viewers $(BIN)/python -m pytest --timeout 600 tests/viewers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import gc
 import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from gymnasium import spaces
 
 from rein.types import TimeStep, Transition
+from tests import programs
 
 hypothesis.settings.register_profile("rein", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("rein")
@@ -142,3 +145,30 @@ def scripted() -> type[Scripted]:
 def listening() -> type[Listening]:
     """Return the class of agents that record transitions and resets."""
     return Listening
+
+
+def pytest_sessionfinish() -> None:
+    """Wait for forked programs, so that their time is counted."""
+    programs.stop_server()
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the cases of a test as slow that its mark `default_cases` does not select."""
+    cases = collections.defaultdict[tuple[str, tuple[str, ...], int | None], list[pytest.Item]](list)
+    for item in items:
+        for mark in item.iter_markers("default_cases"):
+            cases[item.nodeid.partition("[")[0], mark.args, mark.kwargs.get("every")].append(item)
+    for (test, selected, every), found in cases.items():
+        names = [item.name.partition("[")[2].removesuffix("]") for item in found]
+        if (unknown := {*selected} - {*names}) and not any("::" in argument for argument in config.args):
+            raise pytest.UsageError(f"{test}: default_cases names {sorted(unknown)}, but the cases are {names}")
+        for number, (name, item) in enumerate(zip(names, found, strict=True)):
+            if number % every if every else name not in selected:
+                item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the objects that imports have created from garbage collection, which many tests call."""
+    gc.collect()
+    gc.freeze()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import runpy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,16 +17,16 @@ from rein.envs.cartpole import CartPole
 from rein.schedules import linear
 from rein.testing import AgentContract, EnvironmentContract
 from rein.testing.stateful import copy_state, first_difference
+from tests import programs
 
 FOLDER = Path(__file__).parents[1] / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
 
 
+@pytest.mark.default_cases("bare_for", "own_step", "resume", "shape_reward")
 @pytest.mark.parametrize("example", EXAMPLES, ids=[path.stem for path in EXAMPLES])
 def test_example_runs(example: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", str(example)]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
+    programs.run("-W", "error", example, cwd=tmp_path)
 
 
 def assert_resumes_exactly(parts: Callable[[], tuple[Any, Any, rein.Loop]]) -> None:
@@ -88,6 +86,7 @@ class CartPoleContract(AgentContract):
         assert (kind.end_lineno or 0) - kind.lineno < 50
 
 
+@pytest.mark.slow
 class TestReinforce(CartPoleContract):
     example = "reinforce"
     options: ClassVar[dict[str, Any]] = {"rollout_steps": 8}
@@ -123,6 +122,7 @@ class TestOwnEnvironment(EnvironmentContract):
 
         assert_resumes_exactly(parts)
 
+    @pytest.mark.slow
     def test_ppo_learns_environment(self, capsys: pytest.CaptureFixture[str]) -> None:
         runpy.run_path(str(FOLDER / "own_environment.py"), run_name="__main__")
         before, after = (float(number) for number in re.findall(r"-\d+\.\d", capsys.readouterr().out))

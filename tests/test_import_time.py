@@ -43,6 +43,7 @@ def test_ppo_run_imports_no_compiler(tmp_path: Path) -> None:
     assert {"sympy", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"}.isdisjoint(result.stdout.split())
 
 
+@pytest.mark.default_cases("enable")
 @pytest.mark.parametrize("before", ["enable", "disable"])
 def test_import_of_rein_restores_garbage_collector(before: str) -> None:
     program = f"import gc; gc.{before}(); import rein; print(gc.isenabled(), gc.get_freeze_count())"
@@ -61,6 +62,7 @@ print(collections.count("start"))
     assert within < alone / 10
 
 
+@pytest.mark.default_cases("a call from Python")
 @pytest.mark.parametrize(
     ("call", "frozen"), [("main()", True), ("main(['show', '-h'])", False)], ids=["the command", "a call from Python"]
 )

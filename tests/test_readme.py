@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import programs
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -48,11 +48,10 @@ def run(statements: str, folder: Path) -> None:
     script = folder / "session.py"
     script.write_text("session = {'__name__': '__main__'}\n" + statements)
     (folder / "cwd").mkdir()
-    command = [sys.executable, "-W", "error", str(script)]
-    result = subprocess.run(command, cwd=folder / "cwd", capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout + result.stderr
+    programs.run("-W", "error", script, cwd=folder / "cwd")
 
 
+@pytest.mark.slow
 def test_python_blocks_run_in_order(tmp_path: Path) -> None:
     run("".join(program(*block) for block in blocks("python")), tmp_path)
 
@@ -91,7 +90,5 @@ def test_rein_command_exists(line: str) -> None:
     words = shlex.split(line)[1:]
     options = [word.partition("=")[0] for word in words if word.startswith("--")]
     before_options = words[: next((i for i, word in enumerate(words) if word.startswith("--")), len(words))]
-    command = [sys.executable, "-m", "rein", *before_options, "--help"]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert [option for option in options if option not in result.stdout] == []
+    shown = programs.run("-m", "rein", *before_options, "--help").stdout
+    assert [option for option in options if option not in shown] == []

@@ -28,9 +28,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An environment with the wheel, and with the dependencies of the environment that runs the tests."""
     folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     python = folder / "bin/python"
-    command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    options = ["--quiet", "--no-deps", "--no-index"]
+    command = [sys.executable, "-m", "pip", "--python", python, "install", *options, str(wheel)]
     subprocess.run(command, check=True, capture_output=True)
     site = subprocess.check_output([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], text=True)
     # Python ignores .pth files in folders that a .pth file adds, so the editable rein is not found.
@@ -52,6 +53,7 @@ def test_wheel_has_package_with_type_information(wheel: Path) -> None:
     assert not [name for name in names if name.startswith(("tests/", "docs/", "examples/"))]
 
 
+@pytest.mark.slow
 def test_wheel_runs_readme(python: Path, tmp_path: Path) -> None:
     location = run(python, tmp_path, "-c", "import rein; print(rein.__file__)")
     assert location.startswith(str(python.parents[1]))

@@ -36,6 +36,7 @@ class TestDiscrete(AgentContract):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
+@pytest.mark.slow
 class TestContinuousWithRMSprop(TestDiscrete):
     options: ClassVar[dict[str, Any]] = {"optimizer": functools.partial(torch.optim.RMSprop, alpha=0.99, eps=1e-5)}
 
@@ -50,6 +51,7 @@ PROBES: dict[str, Any] = {
 }
 
 
+@pytest.mark.default_cases("corridor")
 @pytest.mark.parametrize("name", PROBES)
 def test_solves_probe(name: str) -> None:
     make, rounds, options = PROBES[name]

@@ -226,6 +226,7 @@ def test_mask_of_ones_changes_no_number() -> None:
     assert first_difference(*states) is None
 
 
+@pytest.mark.slow
 class TestPPO(AgentContract):
     num_envs, steps = 4, 40
     kind: ClassVar[Any] = PPO
@@ -239,6 +240,7 @@ class TestPPO(AgentContract):
         return MaskedGrid(num_envs, seed=seed, max_episode_steps=7)
 
 
+@pytest.mark.slow
 class TestRecurrentPPO(TestPPO):
     options: ClassVar[dict[str, Any]] = {"core": functools.partial(GRU, features=4)}
 
@@ -251,10 +253,12 @@ class TestA2C(TestPPO):
     kind = A2C
 
 
+@pytest.mark.slow
 class TestIMPALA(TestPPO):
     kind = IMPALA
 
 
+@pytest.mark.slow
 class TestBC(TestPPO):
     bootstraps = False
 
@@ -307,6 +311,7 @@ SOLVERS: dict[str, Any] = {
 }
 
 
+@pytest.mark.default_cases("PPO")
 @pytest.mark.parametrize("name", SOLVERS)
 def test_solves_masked_grid_without_invalid_actions(name: str) -> None:
     kind, options, epochs = SOLVERS[name]
@@ -320,6 +325,7 @@ def test_solves_masked_grid_without_invalid_actions(name: str) -> None:
     assert test.invalid_actions == 0
 
 
+@pytest.mark.default_cases("feed-forward")
 @pytest.mark.parametrize("options", [{}, RECURRENT], ids=["feed-forward", "recurrent"])
 def test_saved_agent_and_resumed_run_continue_exactly(options, tmp_path) -> None:
     def loop_to(name: str, exist: str = "error") -> Any:
@@ -355,7 +361,7 @@ def test_action_of_another_program_is_evaluated_with_the_mask() -> None:
     action = observation["action_mask"].argmax(1)
     recorded(action, agent, observation)
     distribution, _ = agent.networks(agent.networks.preprocess(observation))
-    assert torch.equal(agent.rollout["log_prob"][0], distribution.log_prob(action).detach())
+    torch.testing.assert_close(agent.rollout["log_prob"][0], distribution.log_prob(action).detach())
 
 
 def test_invalid_action_of_another_program_is_refused() -> None:

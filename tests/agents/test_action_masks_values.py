@@ -80,18 +80,22 @@ class MaskContract(AgentContract):
         return MaskedGrid(num_envs, seed=seed, max_episode_steps=5)
 
 
+@pytest.mark.slow
 class TestDQN(MaskContract):
     name = "DQN"
 
 
+@pytest.mark.slow
 class TestDQNWithExtensions(MaskContract):
     name = "DQN with extensions"
 
 
+@pytest.mark.slow
 class TestIQN(MaskContract):
     name = "IQN"
 
 
+@pytest.mark.slow
 class TestRecurrentDQN(MaskContract):
     name = "RecurrentDQN"
 
@@ -104,6 +108,7 @@ class TestQLearning(MaskContract):
     name = "QLearning"
 
 
+@pytest.mark.slow
 class TestDiscreteSAC(MaskContract):
     name = "DiscreteSAC"
 
@@ -193,6 +198,7 @@ def with_rows_without_valid_action(observation: dict[str, Tensor]) -> dict[str, 
     return {**observation, "action_mask": mask}
 
 
+@pytest.mark.default_cases("False-False", "True-True")
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("dueling", [False, True])
 def test_dqn_target_matches_reference(double: bool, dueling: bool) -> None:
@@ -413,6 +419,7 @@ SOLVING["QLearning"] = {"learning_rate": 0.3, "epsilon": 0.2}, 10_000
 SOLVING["DiscreteSAC"] = {**OFF_POLICY, **NETWORK, "initial_temperature": 0.1}, 10_000
 
 
+@pytest.mark.default_cases("DQN", "QLearning")
 @pytest.mark.parametrize("name", SOLVING)
 def test_solves_masked_gridworld(name: str) -> None:
     options, env_steps = SOLVING[name]
@@ -424,6 +431,7 @@ def test_solves_masked_gridworld(name: str) -> None:
     assert environment.invalid_actions == later.invalid_actions == 0
 
 
+@pytest.mark.default_cases("DQN", "IQN", "QLearning", "PQN")
 @pytest.mark.parametrize("name", AGENTS)
 def test_resumed_run_equals_uninterrupted_run(name: str, tmp_path: Path) -> None:
     def made() -> rein.Loop:
@@ -440,6 +448,7 @@ def test_resumed_run_equals_uninterrupted_run(name: str, tmp_path: Path) -> None
     assert first_difference(*states) is None
 
 
+@pytest.mark.default_cases("DQN")
 @pytest.mark.parametrize("name", ["DQN", "IQN", "DiscreteSAC"])
 def test_learns_offline_from_masked_data(name: str, tmp_path: Path) -> None:
     environment = MaskedGrid(16, seed=0)

@@ -113,26 +113,31 @@ class TestHybridPPO(AgentContract):
         return Aim(num_envs, seed=seed)
 
 
+@pytest.mark.slow
 class TestHybridA2C(TestHybridPPO):
     def make(self, seed):
         return fitted(self.environment(1, 0), A2C, seed=seed)
 
 
+@pytest.mark.slow
 class TestHybridIMPALA(TestHybridPPO):
     def make(self, seed):
         return fitted(self.environment(1, 0), IMPALA, seed=seed)
 
 
+@pytest.mark.slow
 class TestHybridRecurrent(TestHybridPPO):
     def make(self, seed):
         return fitted(self.environment(1, 0), seed=seed, core=functools.partial(GRU, features=8), minibatches=2)
 
 
+@pytest.mark.slow
 class TestNestedPPO(TestHybridPPO):
     def environment(self, num_envs, seed):
         return Match(SPACES["nested"], num_envs, seed=seed)
 
 
+@pytest.mark.slow
 def test_ppo_learns_a_choice_and_an_amount() -> None:
     environment = Aim(32, seed=0)
     agent = fitted(environment, seed=0, rollout_steps=16, hidden=(32,), log_std=-1.0, entropy_coefficient=1e-3)
@@ -144,6 +149,7 @@ def test_ppo_learns_a_choice_and_an_amount() -> None:
     assert random.mean_return / random.mean_length < 0.1
 
 
+@pytest.mark.default_cases("one number", "matrix", "hybrid")
 @each_space
 def test_ppo_learns_the_best_action_of_a_space(space: spaces.Space[Any]) -> None:
     environment = Match(space, 32, seed=0)

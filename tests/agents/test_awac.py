@@ -37,6 +37,7 @@ class TestAgent(AgentContract):
         return Pendulum(num_envs, seed=seed)
 
 
+@pytest.mark.slow
 class TestWithExponentialWeights(TestAgent):
     options: ClassVar[dict[str, Any]] = {"weights": "exp", "max_weight": 5.0, "activation": "tanh", "prioritized": True}
 
@@ -64,6 +65,7 @@ def chosen(agent: AWAC) -> float:
     return agent.policy().select_action(torch.zeros(1, 1))[0].item()
 
 
+@pytest.mark.default_cases("softmax")
 @pytest.mark.parametrize("weights", ["softmax", "exp"])
 def test_better_actions_are_imitated(weights):
     assert abs(chosen(trained(temperature=1e3, weights=weights))) < 0.15  # equal weights: the mean recorded action

@@ -33,11 +33,13 @@ class TestDiscrete(AgentContract):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
+@pytest.mark.slow
 class TestContinuous(TestDiscrete):
     def environment(self, num_envs, seed):
         return Pendulum(num_envs, seed=seed)
 
 
+@pytest.mark.slow
 class TestDeterministic(TestContinuous):
     def make(self, seed):
         environment = self.environment(1, 0)
@@ -168,6 +170,7 @@ def test_likelihood_error_is_the_distance_to_the_mean():
     assert likelihood_loss(networks, batch, None)[1]["error"].tolist() == pytest.approx([0.0, 0.09], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_learned_actions_have_lower_priorities():
     observation = states(1000)
     known = observation[:, 0] < 0

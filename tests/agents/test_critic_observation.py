@@ -59,6 +59,7 @@ class HiddenTarget(Wrapper):
         return time_step._replace(observation=seen, final_observation=final)
 
 
+@pytest.mark.slow
 class TestPPO(AgentContract):
     num_envs, steps = 4, 40
     kind: ClassVar[Any] = PPO
@@ -71,6 +72,7 @@ class TestPPO(AgentContract):
         return HiddenTarget(num_envs, seed)
 
 
+@pytest.mark.slow
 class TestRecurrentPPO(TestPPO):
     options: ClassVar[dict[str, Any]] = CORE
 
@@ -79,6 +81,7 @@ class TestA2C(TestPPO):
     kind = A2C
 
 
+@pytest.mark.slow
 class TestIMPALA(TestPPO):
     kind, options = IMPALA, CORE
 
@@ -218,6 +221,7 @@ def test_networks_of_custom_agents() -> None:
     assert torch.equal(actor(observation).entropy(), actor(other).entropy())
 
 
+@pytest.mark.default_cases("feed-forward")
 @each_core
 def test_resumed_run_continues_exactly(options, tmp_path) -> None:
     def loop_to(name: str, exist: str = "error") -> Any:

@@ -69,6 +69,7 @@ def cartpole(num_envs: int, seed: int) -> Asymmetric:
     return Asymmetric(CartPole(num_envs, seed=seed, max_episode_steps=7))
 
 
+@pytest.mark.slow
 class TestSAC(AgentContract):
     steps, num_envs = 40, 4
     kind: ClassVar[Any] = rein.SAC
@@ -91,6 +92,7 @@ class TestTD3(TestSAC):
     options: ClassVar[dict[str, Any]] = {"update_to_data": 0.25}
 
 
+@pytest.mark.slow
 class TestDiscreteSAC(TestSAC):
     options: ClassVar[dict[str, Any]] = {"update_to_data": 0.25, "normalize_observation": True}
 
@@ -233,6 +235,7 @@ def test_closed_forms_match_autograd(activation: str) -> None:
             torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.default_cases("SAC", "TD3")
 @pytest.mark.parametrize("kind", AGENTS, ids=NAMES)
 def test_micro_batches_give_the_same_update(kind: Any) -> None:
     whole, split = (trained(kind, micro_batch=size) for size in (None, 5))
@@ -287,6 +290,7 @@ def run(path: Path, epochs: int) -> Any:
     return agent
 
 
+@pytest.mark.slow
 def test_resumed_run_is_equal_bit_for_bit(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", 4)
     run(tmp_path / "parts", 2)

@@ -142,11 +142,13 @@ class _WithEncoder(AgentContract):
         return super()._acts(policy)
 
 
+@pytest.mark.slow
 class TestPPO(_WithEncoder):
     kind = PPO
     options: ClassVar[dict[str, Any]] = ROLLOUT | {"update_epochs": 2, "minibatches": 2, "normalize_observation": True}
 
 
+@pytest.mark.slow
 class TestPPOWithACore(_WithEncoder):
     kind = PPO
     options: ClassVar[dict[str, Any]] = ROLLOUT | {"core": functools.partial(GRU, features=6), "minibatches": 2}
@@ -157,21 +159,25 @@ class TestPQN(_WithEncoder):
     options: ClassVar[dict[str, Any]] = ROLLOUT | {"update_epochs": 2, "minibatches": 2, "epsilon": 0.3}
 
 
+@pytest.mark.slow
 class TestDQN(_WithEncoder):
     kind = DQN
     options: ClassVar[dict[str, Any]] = REPLAY | {"learning_starts": 8, "update_to_data": 0.25, "epsilon": 0.3}
 
 
+@pytest.mark.slow
 class TestIQN(_WithEncoder):
     kind = IQN
     options: ClassVar[dict[str, Any]] = REPLAY | {"learning_starts": 8, "update_to_data": 0.25, "epsilon": 0.3}
 
 
+@pytest.mark.slow
 class TestRecurrentDQN(_WithEncoder):
     kind = RecurrentDQN
     options: ClassVar[dict[str, Any]] = SEQUENCES | {"learning_starts": 8, "update_to_data": 0.25, "tau": 0.1}
 
 
+@pytest.mark.slow
 class TestSAC(_WithEncoder):
     kind = SAC
     options: ClassVar[dict[str, Any]] = REPLAY | {"learning_starts": 8, "update_to_data": 0.25}
@@ -180,6 +186,7 @@ class TestSAC(_WithEncoder):
         return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
 
 
+@pytest.mark.default_cases(every=2)
 @pytest.mark.parametrize("case", KINDS)
 def test_encoder_is_seeded_and_trained(case: str) -> None:
     before = torch.get_rng_state()

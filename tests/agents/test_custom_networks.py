@@ -130,11 +130,13 @@ class _WithNetworks(AgentContract):
 ONLINE = {"learning_starts": 8, "update_to_data": 0.25}
 
 
+@pytest.mark.slow
 class TestPPO(_WithNetworks):
     case = "PPO"
     options: ClassVar[dict[str, Any]] = {"update_epochs": 2, "minibatches": 2, "normalize_observation": True}
 
 
+@pytest.mark.slow
 class TestDQN(_WithNetworks):
     case = "DQN"
     options: ClassVar[dict[str, Any]] = ONLINE | {"epsilon": 0.3}
@@ -145,21 +147,25 @@ class TestPQN(_WithNetworks):
     options: ClassVar[dict[str, Any]] = {"update_epochs": 2, "minibatches": 2, "epsilon": 0.3}
 
 
+@pytest.mark.slow
 class TestSAC(_WithNetworks):
     case = "SAC"
     options: ClassVar[dict[str, Any]] = ONLINE
 
 
+@pytest.mark.slow
 class TestTD3(_WithNetworks):
     case = "TD3"
     options: ClassVar[dict[str, Any]] = ONLINE
 
 
+@pytest.mark.slow
 class TestDiscreteSAC(_WithNetworks):
     case = "DiscreteSAC"
     options: ClassVar[dict[str, Any]] = ONLINE
 
 
+@pytest.mark.slow
 class TestAttention(AgentContract):
     """The example: a Dict observation with a padding mask, and attention."""
 
@@ -173,6 +179,7 @@ class TestAttention(AgentContract):
         return rein.make(EXAMPLE["FindOutlier"], num_envs=num_envs, seed=seed)
 
 
+@pytest.mark.default_cases(every=2)
 @pytest.mark.parametrize("case", KINDS)
 def test_networks_are_seeded_and_trained(case: str) -> None:
     before = torch.get_rng_state()
@@ -463,6 +470,7 @@ def attention(seed: int = 0) -> tuple[Any, Any]:
     return rein.PPO(environment, network=EXAMPLE["SetNetwork"], seed=seed, **options), environment
 
 
+@pytest.mark.slow
 def test_attention_resumes_exactly(tmp_path: Path) -> None:
     agent, environment = attention()
     rein.training_loop(agent, environment, seed=0, epochs=4, iterations=8).run()
@@ -497,6 +505,7 @@ def test_loading_needs_the_factory_again(tmp_path: Path) -> None:
         rein.load_agent(tmp_path / "partial.h5")
 
 
+@pytest.mark.slow
 def test_attention_is_exported() -> None:
     class Greedy(nn.Module):
         def __init__(self, agent: Any) -> None:
@@ -524,12 +533,14 @@ def test_page_shows_the_network_of_the_example() -> None:
     assert len([line for line in shown.splitlines() if line.strip()]) <= 25
 
 
+@pytest.mark.slow
 def test_attention_learns_to_compare_items(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(Path(__file__).parents[2] / "examples/attention.py"), run_name="__main__")
     before, after = (int(number) for number in re.findall(r"(\d+)%", capsys.readouterr().out))
     assert before < 50 and after > 85
 
 
+@pytest.mark.default_cases("PPO", "DQN")
 @pytest.mark.parametrize("case", ["PPO", "DQN", "PQN", "DiscreteSAC", "DiscreteSAC, critic"])
 def test_network_takes_valid_actions_only(case: str) -> None:
     environment = MaskedGrid(num_envs=8, seed=0)

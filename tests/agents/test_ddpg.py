@@ -35,6 +35,7 @@ class TestDDPG(AgentContract):
         return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
 
 
+@pytest.mark.slow
 class TestObservationHistory(TestDDPG):
     """Updates after episodes, with priorities, from a history of observations."""
 
@@ -49,6 +50,7 @@ PROBE = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64,
 PROBE |= {"update_to_data": 1 / 16, "capacity": 20_000}
 
 
+@pytest.mark.default_cases("corridor")
 @pytest.mark.parametrize(
     "make", [lambda n, seed: Corridor(n, continuous=True, seed=seed), Reach], ids=["corridor", "reach"]
 )

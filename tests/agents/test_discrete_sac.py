@@ -61,6 +61,7 @@ def test_actor_loss_matches_hand_computation() -> None:
     torch.testing.assert_close(-metrics["log_prob"].double(), entropy)
 
 
+@pytest.mark.default_cases("Corridor")
 @pytest.mark.parametrize("probe", [Bandit, Corridor])
 def test_solves_probe(probe) -> None:
     environment = probe(num_envs=8, seed=0)

@@ -38,6 +38,7 @@ class TestDQN(AgentContract):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
+@pytest.mark.slow
 class TestRainbow(TestDQN):
     """The replay is full after 25 steps, and targets are copies of the network."""
 
@@ -54,6 +55,7 @@ class TestRainbow(TestDQN):
     }
 
 
+@pytest.mark.slow
 class TestSingleEnvironment(TestDQN):
     """Boltzmann exploration, no double Q-learning, updates after episodes."""
 
@@ -86,6 +88,7 @@ def trained_on(make, steps, options):
     return agent, environment
 
 
+@pytest.mark.default_cases("bandit", "corridor", "fork, with rewards after the time limit")
 @pytest.mark.parametrize("name", PROBES)
 def test_solves_probe(name):
     make, steps, options = PROBES[name]
@@ -94,6 +97,7 @@ def test_solves_probe(name):
     assert reached >= environment.optimal_return - 0.05
 
 
+@pytest.mark.default_cases("ConstantReward-observation0-1", "DelayedReward-observation2-3")
 @pytest.mark.parametrize("n_step", [1, 3])
 @pytest.mark.parametrize(
     ("make", "observation"),
@@ -157,6 +161,7 @@ def test_epsilon_is_the_probability_of_random_actions():
             assert float(other.double().mean()) == pytest.approx(expected, abs=0.03)
 
 
+@pytest.mark.slow
 def test_cnn_learns_from_images():
     space = spaces.Box(0, 255, (36, 36, 1), np.uint8)
     agent = DQN(space, spaces.Discrete(2), seed=0, **{**SMALL, "learning_rate": 1e-3, "epsilon": 0.5, "gamma": 0.5})

@@ -24,6 +24,7 @@ AGENTS = {  # agent and number of training steps
 }
 
 
+@pytest.mark.default_cases("PPO")
 @pytest.mark.parametrize("name", AGENTS)
 def test_learns_from_images_and_vectors(name: str) -> None:
     """The best action is 1 if the image is bright or the position is on the right."""

@@ -45,6 +45,7 @@ class TestDiscrete(AgentContract):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
+@pytest.mark.slow
 class TestContinuous(TestDiscrete):
     def environment(self, num_envs, seed):
         return Reach(num_envs=num_envs, seed=seed, dimensions=2)
@@ -97,6 +98,7 @@ def reached(agent: Any, environment: Any) -> float:
     return rein.evaluate(agent.policy(), environment, 64).mean_return
 
 
+@pytest.mark.slow
 def test_learns_the_optimal_policy_from_uniform_data() -> None:
     environment = Trap(32, seed=0)
     agent = fitted(environment, seed=0, **OFF_POLICY)
@@ -115,6 +117,7 @@ def test_data_without_log_prob_is_treated_as_on_policy() -> None:
     assert value_N[1].item() == pytest.approx(0.5, abs=0.1)  # value of the behaviour policy
 
 
+@pytest.mark.slow
 def test_learns_from_a_policy_several_updates_old() -> None:
     environment = Trap(32, seed=0)
     agent, actor = (fitted(environment, seed=0, **OFF_POLICY) for _ in range(2))
@@ -261,6 +264,7 @@ PROBES: dict[str, Any] = {
 }
 
 
+@pytest.mark.default_cases("corridor")
 @pytest.mark.parametrize("name", PROBES)
 def test_solves_probe(name: str) -> None:
     make, rounds, options = PROBES[name]

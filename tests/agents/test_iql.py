@@ -39,6 +39,7 @@ class TestAgent(AgentContract):
         return Pendulum(num_envs, seed=seed)
 
 
+@pytest.mark.slow
 class TestWithEveryPart(TestAgent):
     options: ClassVar[dict[str, Any]] = {
         "critics": 3,
@@ -73,12 +74,14 @@ def chosen(agent: IQL) -> float:
     return agent.policy().select_action(torch.zeros(1, 1))[0].item()
 
 
+@pytest.mark.slow
 def test_better_actions_are_imitated():
     cloned, weighted = (chosen(trained(inverse_temperature=beta)) for beta in (0.0, 20.0))
     assert abs(cloned) < 0.15  # the mean recorded action
     assert weighted == pytest.approx(0.6, abs=0.15)
 
 
+@pytest.mark.slow
 def test_state_value_is_an_expectile_of_recorded_returns():
     reward = one_step().reward
     low, middle, high = (
@@ -119,6 +122,7 @@ def test_importance_weight_2_equals_a_duplicated_row():
     torch.testing.assert_close(*learned)
 
 
+@pytest.mark.slow
 def test_importance_weights_correct_value_and_actor():
     """A fifth of the rows has random rewards. Their errors stay large, so they are sampled most often."""
     generator = torch.Generator().manual_seed(0)

@@ -47,6 +47,7 @@ class TestAgent(AgentContract):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
+@pytest.mark.slow
 class TestAllOptions(TestAgent):
     options: ClassVar[dict[str, Any]] = {
         "double": True,
@@ -60,6 +61,7 @@ class TestAllOptions(TestAgent):
     }
 
 
+@pytest.mark.slow
 class TestWithFrames(TestAgent):
     options: ClassVar[dict[str, Any]] = {"frame_stack": 3, "prioritized": True}
 
@@ -67,6 +69,7 @@ class TestWithFrames(TestAgent):
         return FrameStack(Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9, observation="vector"), 3)
 
 
+@pytest.mark.default_cases("Fork")
 @pytest.mark.parametrize("probe", [Bandit, Corridor, Fork])
 def test_learns_values_of_probes(probe):
     environment = probe(num_envs=8, seed=0)
@@ -104,6 +107,7 @@ def fixed_point(level: Tensor, outcomes: Tensor, huber: float) -> Tensor:
     return middle
 
 
+@pytest.mark.default_cases("1.0")
 @pytest.mark.parametrize("huber", [0.05, 1.0])
 def test_quantiles_of_a_two_point_distribution_are_learned(huber):
     agent = with_recorded_rewards(
@@ -119,6 +123,7 @@ def test_quantiles_of_a_two_point_distribution_are_learned(huber):
         assert torch.allclose(learned, torch.where(level < 0.5, -1.0, 1.0), atol=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("risk", "chosen"), [(1.0, 0), (0.25, 1)])
 def test_risk_aversion_prefers_the_safe_reward(risk, chosen):
     agent = with_recorded_rewards(one_state(2, risk=risk, learning_rate=5e-3), [[1.5, -1.0], [0.0, 0.0]])

@@ -116,6 +116,7 @@ def learner(environment: Any, **options: Any) -> PPO:
     return PPO(environment.single_observation_space, environment.single_action_space, **options)
 
 
+@pytest.mark.default_cases("0-plain", "1-in a ball")
 @with_options
 @pytest.mark.parametrize("seed", [0, 1])
 def test_ppo_solves_the_bandit_within_budget(options: dict[str, Any], seed: int) -> None:
@@ -129,6 +130,7 @@ def test_ppo_solves_the_bandit_within_budget(options: dict[str, Any], seed: int)
     assert value > 0.5
 
 
+@pytest.mark.slow
 @with_options
 def test_ppo_solves_the_corridor_within_a_third_of_the_budget(options: dict[str, Any]) -> None:
     environment = OpenCorridor(256, seed=0)

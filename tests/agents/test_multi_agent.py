@@ -88,6 +88,7 @@ def multi_agent(env: Any, seed: int | None = 0, prey: Any = on_policy) -> rein.M
     return rein.MultiAgent(env, {"hunter": on_policy(groups["hunter"]), "prey": prey(groups["prey"])}, seed=seed)
 
 
+@pytest.mark.default_cases("PPO")
 class TestMultiAgent(AgentContract):
     num_envs, steps = 9, 40
 

@@ -120,6 +120,7 @@ def parameters(agent: Any) -> dict[str, Tensor]:
     return {f"{name}.{key}": p.detach() for name, module in modules.items() for key, p in module.named_parameters()}
 
 
+@pytest.mark.default_cases(every=2)
 @pytest.mark.parametrize("case", CASES)
 def test_each_learner_equals_a_single_agent_on_the_same_data(case: str) -> None:
     population, env = made(case)
@@ -140,6 +141,7 @@ def test_each_learner_equals_a_single_agent_on_the_same_data(case: str) -> None:
             assert torch.allclose(theirs[name], expected, rtol=1e-4, atol=1e-5), name
 
 
+@pytest.mark.default_cases(every=2)
 @pytest.mark.parametrize("case", [case for case in CASES if case != "Q-learning"])  # has no networks
 def test_plain_networks_are_computed_together(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     steps_alone: list[Any] = []
@@ -152,6 +154,7 @@ def test_plain_networks_are_computed_together(case: str, monkeypatch: pytest.Mon
     assert (not steps_alone) == (case in TOGETHER)
 
 
+@pytest.mark.default_cases("DQN")
 class TestPopulation(AgentContract):
     num_envs, steps = 6, 40
 
@@ -193,6 +196,7 @@ def changed(before: Any, after: Any) -> set[str]:
     return {name for name in before if first_difference(before[name], after[name]) is not None}
 
 
+@pytest.mark.default_cases("PPO", "PPO, shared layers", "recurrent PPO", "DQN", "TD3", "IMPALA")
 @pytest.mark.parametrize("case", CASES)
 def test_frozen_learner_keeps_its_whole_state_through_updates_and_a_resume(case: str, tmp_path: Path) -> None:
     loop = checkpointed(case, tmp_path)
@@ -259,6 +263,7 @@ def test_metrics_of_frozen_learners_are_nan_per_learner_and_not_part_of_the_mean
     assert torch.allclose(found[-1]["value_loss"], each[1:].mean())
 
 
+@pytest.mark.default_cases(every=2)
 @pytest.mark.parametrize("case", [case for case in CASES if "different" not in case and case != "Q-learning"])
 def test_copied_learner_equals_its_source_and_keeps_its_own_data(case: str) -> None:
     population, env = made(case)
@@ -306,6 +311,7 @@ def test_learner_return_is_the_mean_return_of_the_episodes_of_a_learner() -> Non
     assert not np.isnan(loop.state.metrics["learner_return/0"])
 
 
+@pytest.mark.default_cases("DQN")
 @pytest.mark.parametrize("case", ["PPO", "DQN"])
 def test_resumed_run_equals_uninterrupted_run(case: str, tmp_path: Path) -> None:
     whole = checkpointed(case, tmp_path / "whole")
@@ -418,6 +424,9 @@ REPLAYS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.default_cases(
+    "SAC", "SAC, normalized", "SAC, fixed temperature", "SAC, delayed", "TD3", "DDPG", "DQN", "DQN, prioritized"
+)
 @pytest.mark.parametrize("case", REPLAYS)
 def test_learners_with_replays_are_computed_together_and_equal_single_agents(
     case: str, monkeypatch: pytest.MonkeyPatch

@@ -51,6 +51,7 @@ class TestContinuous(AgentContract):
         return Reach(num_envs=num_envs, seed=seed, dimensions=2)
 
 
+@pytest.mark.slow
 class TestSquashed(TestContinuous):
     def make(self, seed):
         return fitted(self.environment(1, 0), seed=seed, squash=True)
@@ -68,11 +69,13 @@ class Pairs(SimulatedEnvironment):
         return torch.stack([time_N, drawn_N]), action.sum(1).float() * drawn_N, time_N + 2.0 * drawn_N > 3.0
 
 
+@pytest.mark.slow
 class TestMultiDiscrete(TestDiscrete):
     def environment(self, num_envs, seed):
         return Pairs(num_envs, seed=seed)
 
 
+@pytest.mark.slow
 class TestNormalized(TestDiscrete):
     """Statistics of observations and rewards are part of the state."""
 
@@ -149,6 +152,7 @@ def trained_on(make, rounds, options):
     return agent, environment
 
 
+@pytest.mark.default_cases("bandit", "corridor", "continuous corridor")
 @pytest.mark.parametrize("name", PROBES)
 def test_solves_probe(name):
     make, rounds, options = PROBES[name]
@@ -158,6 +162,7 @@ def test_solves_probe(name):
     assert reached >= best - 0.05 * max(1.0, abs(best)) - (0.5 if name == "reach" else 0.0)
 
 
+@pytest.mark.default_cases("DelayedReward-observation2")
 @pytest.mark.parametrize(
     ("make", "observation"),
     [(ConstantReward, [[0.0]]), (ObservedReward, [[-1.0], [1.0]]), (DelayedReward, [[0.0], [1.0]])],
@@ -398,6 +403,7 @@ def test_normalized_rewards_do_not_depend_on_scale():
 IMAGES = [(36, 36, 1), (2, 36, 36)]
 
 
+@pytest.mark.default_cases("shape0")
 @pytest.mark.parametrize("shape", IMAGES)
 def test_cnn_learns_from_images(shape):
     """Byte images with channels last or first. The best action depends on the brightness."""

@@ -38,6 +38,7 @@ class TestAgent(AgentContract):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
+@pytest.mark.slow
 class TestAllOptions(TestAgent):
     options: ClassVar[dict[str, Any]] = {
         "dueling": True,
@@ -64,6 +65,7 @@ class TestState(StatefulContract):
         return part.step()
 
 
+@pytest.mark.slow
 class TestStateWithRAdam(TestState):
     options: ClassVar[dict[str, Any]] = {"optimizer": torch.optim.RAdam}
 
@@ -110,6 +112,7 @@ def trained_on(name, q_lambda):
     return agent
 
 
+@pytest.mark.default_cases("constant reward-0.0", "delayed reward-0.65", "bandit-0.65", "corridor-0.65")
 @pytest.mark.parametrize("q_lambda", [0.0, 0.65])
 @pytest.mark.parametrize("name", PROBES)
 def test_solves_probe(name, q_lambda):
@@ -118,6 +121,7 @@ def test_solves_probe(name, q_lambda):
     assert reached >= environment.optimal_return - 0.05 * max(1.0, abs(environment.optimal_return))
 
 
+@pytest.mark.default_cases("constant reward", "observed reward")
 @pytest.mark.parametrize("name", PROBES)
 def test_value_is_the_optimal_value(name):
     """With lambda 0, later exploration does not change the values."""

@@ -51,6 +51,7 @@ class _Recurrent(AgentContract):
         return super()._acts(policy)
 
 
+@pytest.mark.slow
 class TestLSTM(_Recurrent):
     options: ClassVar[dict[str, Any]] = {
         "core": CORES["LSTM"],
@@ -60,6 +61,7 @@ class TestLSTM(_Recurrent):
     }
 
 
+@pytest.mark.slow
 class TestGRU(_Recurrent):
     options: ClassVar[dict[str, Any]] = {
         "core": CORES["GRU"],
@@ -78,10 +80,12 @@ class TestMinimalGRU(_Recurrent):
     }
 
 
+@pytest.mark.slow
 class TestTwoLayers(_Recurrent):
     options: ClassVar[dict[str, Any]] = {"core": CORES["two layers"], "update_epochs": 2, "minibatches": 2}
 
 
+@pytest.mark.slow
 class TestRecurrentA2C(_Recurrent):
     kind = A2C
     options: ClassVar[dict[str, Any]] = {
@@ -90,6 +94,7 @@ class TestRecurrentA2C(_Recurrent):
     }
 
 
+@pytest.mark.slow
 class TestRecurrentIMPALA(_Recurrent):
     kind = IMPALA
     options: ClassVar[dict[str, Any]] = {"core": CORES["LSTM"], "update_epochs": 2, "minibatches": 2}
@@ -166,6 +171,7 @@ def drive(agent: Any, steps: int, seed: int = 0) -> None:
             agent.observe_reset(observation, mask_N)
 
 
+@pytest.mark.default_cases(every=3)
 @pytest.mark.parametrize("options", [{}, {"normalize_observation": True, "shared": True}])
 @pytest.mark.parametrize("make", [Memory, Reach])
 @pytest.mark.parametrize("core", CORES)
@@ -243,6 +249,7 @@ def run(**options: Any) -> Any:
     return agent.networks
 
 
+@pytest.mark.default_cases(every=5)
 @pytest.mark.parametrize("core", CORES)
 @pytest.mark.parametrize("micro_batch", [1, 16, 40])
 def test_micro_batches_of_sequences_change_rounding_only(core: str, micro_batch: int) -> None:
@@ -316,6 +323,7 @@ def recalled(kind: Any, core: Any, rounds: int, **options: Any) -> float:
     return rein.evaluate(agent.policy(), Memory(128, delay=2, seed=1), 128).mean_return
 
 
+@pytest.mark.default_cases("MinimalGRU")
 @pytest.mark.parametrize("kind", [LSTM, MinimalGRU])
 def test_ppo_with_core_solves_memory_task(kind: Any) -> None:
     assert recalled(PPO, functools.partial(kind, features=16), 20, update_epochs=4, minibatches=2) >= 0.95
@@ -325,6 +333,7 @@ def test_ppo_without_core_stays_at_chance() -> None:
     assert abs(recalled(PPO, None, 20, update_epochs=4, minibatches=2) - 0.5) < 0.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [A2C, IMPALA])
 def test_a2c_and_impala_solve_memory_task(kind: Any) -> None:
     assert recalled(kind, functools.partial(MinimalGRU, features=16), 60, learning_rate=2e-2) >= 0.95

@@ -48,6 +48,7 @@ def fitted(environment: Any, **options: Any) -> RecurrentDQN:
     return RecurrentDQN(*spaces, **{**SMALL, **options})
 
 
+@pytest.mark.slow
 class TestLSTM(AgentContract):
     """Saved after 7 steps of 4 environments whose episodes end at different times."""
 
@@ -65,6 +66,7 @@ class TestLSTM(AgentContract):
         return super()._acts(policy)
 
 
+@pytest.mark.slow
 class TestGRU(TestLSTM):
     options: ClassVar[dict[str, Any]] = {"core": CORES["GRU"], "dueling": True, "normalize_observation": True}
 
@@ -81,6 +83,7 @@ class TestMinimalGRU(TestLSTM):
     }
 
 
+@pytest.mark.slow
 class TestTwoLayers(TestLSTM):
     options: ClassVar[dict[str, Any]] = {"core": functools.partial(LSTM, features=6, layers=2)}
 
@@ -286,6 +289,7 @@ def test_burn_in_updates_the_carry_without_gradient() -> None:
     assert torch.equal(same, ~shorter_than_burn_in)
 
 
+@pytest.mark.default_cases("24")
 @pytest.mark.parametrize("micro_batch", [1, 12, 24])
 def test_micro_batches_of_sequences_change_rounding_only(micro_batch: int) -> None:
     def run(**options: Any) -> Any:
@@ -426,6 +430,7 @@ def recalled(kind: Any, steps: int, **options: Any) -> float:
     return rein.evaluate(agent.policy(), Memory(256, cues=4, delay=2, seed=1), 256).mean_return
 
 
+@pytest.mark.default_cases("MinimalGRU-1")
 @pytest.mark.parametrize("burn_in", [0, 1])
 @pytest.mark.parametrize("kind", [LSTM, MinimalGRU])
 def test_solves_memory_task(kind: Any, burn_in: int) -> None:

@@ -39,21 +39,25 @@ class TestSAC(AgentContract):
         return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
 
 
+@pytest.mark.slow
 class TestSingleEnvironment(TestSAC):
     num_envs = 1
     options: ClassVar[dict[str, Any]] = {"n_step": 3, "prioritized": True}
 
 
+@pytest.mark.slow
 class TestLargeNetworks(TestSAC):
     """Matrix products large enough that torch uses oneDNN on some machines."""
 
     options: ClassVar[dict[str, Any]] = {"hidden": (160, 160), "batch_size": 256, "update_to_data": 0.1}
 
 
+@pytest.mark.slow
 class TestFixedTemperatureAndThreeCritics(TestSAC):
     options: ClassVar[dict[str, Any]] = {"temperature": 0.1, "critics": 3, "actor_frequency": 2, "activation": "tanh"}
 
 
+@pytest.mark.slow
 class TestUpdatesAfterEpisodes(TestSAC):
     """Updates after every second episode end. The replay is full after 25 steps."""
 
@@ -69,6 +73,7 @@ class TestUpdatesAfterEpisodes(TestSAC):
         return Corridor(num_envs, length=3, continuous=True, seed=seed, max_episode_steps=8)
 
 
+@pytest.mark.slow
 class TestObservationHistoryAndScaledActions(TestSAC):
     """A history of observations, and an action space other than [-1, 1]."""
 
@@ -102,6 +107,7 @@ def trained_on(make, steps, options):
     return agent, environment
 
 
+@pytest.mark.default_cases("bandit", "corridor, three steps at once")
 @pytest.mark.parametrize("name", PROBES)
 def test_solves_probe(name):
     make, steps, options = PROBES[name]
@@ -110,6 +116,7 @@ def test_solves_probe(name):
     assert reached >= environment.optimal_return - 0.05
 
 
+@pytest.mark.default_cases("DelayedReward-observation2")
 @pytest.mark.parametrize(
     ("make", "observation"),
     [(ConstantReward, [[0.0]]), (ObservedReward, [[-1.0], [1.0]]), (DelayedReward, [[0.0], [1.0]])],
@@ -159,6 +166,7 @@ def test_critics_stay_different(critics):
     assert not torch.equal(agent.networks.critics.weight, agent.networks.target_critics.weight)
 
 
+@pytest.mark.default_cases("None")
 @pytest.mark.parametrize("target_entropy", [0.5, None])
 def test_entropy_reaches_its_target(target_entropy):
     """The default target is minus the number of action dimensions, for every scale of the action space."""

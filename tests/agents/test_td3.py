@@ -38,6 +38,7 @@ class TestTD3(AgentContract):
         return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
 
 
+@pytest.mark.slow
 class TestSingleEnvironmentWithAdaptiveNoise(TestTD3):
     num_envs = 1
     options: ClassVar[dict[str, Any]] = {
@@ -63,6 +64,7 @@ def trained_on(make, steps):
     return agent, environment
 
 
+@pytest.mark.default_cases("bandit")
 @pytest.mark.parametrize("name", PROBES)
 def test_solves_probe(name):
     make, steps = PROBES[name]

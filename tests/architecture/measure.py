@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import io
 import re
 import subprocess
@@ -23,11 +24,13 @@ CLASSES = {  # examples of a custom algorithm and a custom environment
     "custom environment": ("examples/own_environment.py",),
 }
 
+parse = functools.cache(ast.parse)  # several measures and tests read every module
+
 
 def code_lines(source: str) -> set[int]:
     """Return the numbers of the lines that contain code."""
     docstrings: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             docstrings |= {*range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)}
     lines: set[int] = set()
@@ -57,7 +60,7 @@ def importers(modules: dict[str, str]) -> dict[str, set[str]]:
     """Return the modules that import each module of rein."""
     found: dict[str, set[str]] = collections.defaultdict(set)
     for importer, source in modules.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parse(source)):
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -75,7 +78,7 @@ def largest_class(path: Path) -> int:
     """Return the number of lines of code of the largest class in a file."""
     source = path.read_text(encoding="utf-8")
     lines = code_lines(source)
-    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    classes = [node for node in parse(source).body if isinstance(node, ast.ClassDef)]
     return max(len(lines & {*range(node.lineno, (node.end_lineno or 0) + 1)}) for node in classes)
 
 
@@ -84,7 +87,7 @@ def declarations(modules: dict[str, str]) -> collections.Counter[str]:
     found: collections.Counter[str] = collections.Counter()
     for name, source in modules.items():
         if name.startswith(("rein.agents.", "rein.recipes.")):
-            for node in ast.walk(ast.parse(source)):
+            for node in ast.walk(parse(source)):
                 if isinstance(node, ast.FunctionDef):
                     found.update(argument.arg for argument in node.args.kwonlyargs)
                 elif isinstance(node, ast.AnnAssign) and "option(" in ast.unparse(node):

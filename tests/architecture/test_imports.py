@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.architecture.measure import parse
+
 ROOT = Path(__file__).parents[2] / "rein"
 SOURCES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(ROOT.rglob("*.py"))}
 
@@ -70,7 +72,7 @@ MODULES = {module_name(path): path for path in SOURCES if path != "__init__.py"}
 
 def imports(path: str, source: str) -> Iterator[tuple[int, str]]:
     """Yield (line, absolute name) of every import at run time; `from a import b` gives `a.b`."""
-    tree = ast.parse(source)
+    tree = parse(source)
     typing_only = {
         inner
         for node in ast.walk(tree)

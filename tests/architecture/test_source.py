@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 import rein
+from tests.architecture.measure import parse
 
 ROOT = Path(__file__).parents[2] / "rein"
 SOURCES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in sorted(ROOT.rglob("*.py"))}
@@ -39,7 +40,7 @@ def called(call: ast.Call) -> str | None:
 def oversized(path: str, source: str) -> list[str]:
     """Return a line for each function whose body, without its docstring, is longer than BODY_LINES."""
     found: list[str] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[1] if ast.get_docstring(node) is not None and len(node.body) > 1 else node.body[0]
             lines = (node.end_lineno or 0) - first.lineno + 1
@@ -49,7 +50,7 @@ def oversized(path: str, source: str) -> list[str]:
 
 def fetches(path: str, source: str) -> list[str]:
     """Return a line for each call that waits for the device, in modules whose tensors must stay on the device."""
-    tree = ast.parse(source)
+    tree = parse(source)
     resuming = [node for node in ast.walk(tree) if getattr(node, "name", None) in RESUMING]
     free = {inner for function in resuming for inner in ast.walk(function)}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node not in free]
@@ -132,11 +133,9 @@ def implicit(tree: ast.Module) -> Iterator[tuple[int, str]]:
 @pytest.mark.parametrize("path", [path for path in SOURCES if unit(path) != "testing"])
 def test_tensors_have_explicit_dtype_and_device(path: str) -> None:
     """Results must not depend on torch.set_default_dtype and torch.set_default_device."""
-    assert list(implicit(ast.parse(SOURCES[path]))) == []
+    assert list(implicit(parse(SOURCES[path]))) == []
 
 
 def test_implicit_dtypes_and_devices_are_found() -> None:
-    found = [
-        line for line, _ in implicit(ast.parse("torch.zeros(3)\ntorch.arange(3, device=d)\ntorch.rand(2, device=d)"))
-    ]
+    found = [line for line, _ in implicit(parse("torch.zeros(3)\ntorch.arange(3, device=d)\ntorch.rand(2, device=d)"))]
     assert found == [1, 3]

@@ -3,8 +3,6 @@
 import inspect
 import json
 import re
-import subprocess
-import sys
 
 import h5py
 import numpy as np
@@ -25,6 +23,7 @@ from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.store.verify import verify_run
 from rein.testing.store import make_trajectory, with_fields
+from tests import programs
 
 KILLS = 6
 
@@ -243,8 +242,7 @@ def test_killed_compaction_leaves_the_run_unchanged(tmp_path):
     train(path, 4)
     before, data = contents(path), bits(path)
     moments = np.random.default_rng(stream_seed(0, "compact")).permutation(range(20))[:KILLS].tolist()
-    command = [sys.executable, "-c", FORK_SERVER, str(path), *map(str, moments)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = programs.run("-c", FORK_SERVER, path, *moments)
     assert done.stdout.split() == ["-9"] * KILLS, done.stderr
     assert contents(path) == before
     left = [entry.name for entry in tmp_path.iterdir() if entry != path]

@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import subprocess
-import sys
 
 import gymnasium
 import numpy as np
@@ -27,6 +25,7 @@ from rein.handlers.solved import solved
 from rein.handlers.stop_at import stop_at
 from rein.training.offline import offline_loop
 from rein.training.supervised import train_step
+from tests import programs
 
 VECTOR, BUTTONS = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
 NAMED = spaces.Dict({"position": spaces.Box(-1.0, 1.0, (2,)), "velocity": spaces.Box(-1.0, 1.0, (2,))})
@@ -372,7 +371,7 @@ def test_store_on_a_file_raises(tmp_path, exist):
 
 def test_contracts_need_pytest():
     code = "import sys; sys.modules['pytest'] = None; import rein.testing"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = programs.run("-c", code, check=False)
     assert done.stderr.splitlines()[-1].startswith("ImportError: rein.testing needs pytest")
 
 

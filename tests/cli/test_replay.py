@@ -127,6 +127,7 @@ def test_every_native_environment_is_tested() -> None:
     }
 
 
+@pytest.mark.default_cases(every=3)
 @pytest.mark.parametrize("name", NATIVE)
 def test_native_episodes_are_reproduced(name: str, tmp_path: Path) -> None:
     kind = NATIVE[name]
@@ -138,6 +139,7 @@ def count_option(kind: Any) -> str:
     return "worlds" if "worlds" in inspect.signature(kind).parameters else "num_envs"
 
 
+@pytest.mark.default_cases("CartPole-v1-500")
 @pytest.mark.parametrize(("name", "limit"), [("CartPole-v1", 500), ("Taxi-v4", 30), ("HalfCheetah-v5", 10)])
 def test_gymnasium_episodes_are_reproduced(name: str, limit: int, tmp_path: Path) -> None:
     environment = GymnasiumEnvironment(name, num_envs=8, seed=3, max_episode_steps=limit)

@@ -115,6 +115,7 @@ def test_checkpoint_every_saves_periodically_and_at_the_end(work_folder):
     assert [path.stem for path in Path("none/checkpoints").glob("*.h5")] == ["epoch-000003"]
 
 
+@pytest.mark.default_cases("2")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_sets_the_exit_status_and_prints_the_resume_command(work_folder, number):
     command = [sys.executable, "-m", "rein", *TRAIN, "--run", "my run", "--epochs", "100000"]

@@ -179,6 +179,7 @@ def test_other_options_in_the_folder_of_a_sweep_raise(scores, capsys):
     assert "other options: {'gamma': 0.99}, not {'gamma': 0.5}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_other_metric_is_maximized(scores, capsys):
     scores |= {0: [1.0] * 10, 1: [3.0] * 10}
     main([*SWEEP, "--trials", "2", "--metric", "env_steps"])

@@ -140,6 +140,7 @@ def test_usage_and_version_are_printed(capsys):
     assert rein.__version__ in shown
 
 
+@pytest.mark.slow
 def test_python_m_rein_runs_the_command_line(tmp_path):
     command = [sys.executable, "-m", "rein", "train", "nonsense"]
     result = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True)
@@ -147,6 +148,7 @@ def test_python_m_rein_runs_the_command_line(tmp_path):
     assert result.stderr.startswith("rein: unknown recipe 'nonsense'")
 
 
+@pytest.mark.default_cases("--version", "show")
 @pytest.mark.parametrize(
     "words", [["list"], ["--version"], ["show", "run"], ["train", "gridworld", "--epochs", "1"]], ids=lambda w: w[0]
 )

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,11 +11,12 @@ import pytest
 import torch
 
 import rein
+from tests import programs
 from tests.docs.pages import DOCS
 
 HOW_TO, TUTORIALS, REFERENCE = DOCS / "how_to", DOCS / "tutorials", DOCS / "reference"
 BLOCK = re.compile(r"^```(?:python|\{code-block\} python|\{code-cell\} ipython3)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "SDL_VIDEODRIVER": "dummy", "MPLBACKEND": "agg"}
+ENVIRONMENT = {**os.environ, "SDL_VIDEODRIVER": "dummy", "MPLBACKEND": "agg"}
 
 
 def block(page: str, contains: str, folder: Path = HOW_TO) -> str:
@@ -34,20 +32,16 @@ def code_lines(program: str) -> int:
     return sum(bool(line) and not line.startswith("#") for line in lines)
 
 
-def start(program: str, folder: Path) -> subprocess.Popen[str]:
+def start(program: str, folder: Path) -> programs.Program:
     folder.mkdir(exist_ok=True)
     (folder / "script.py").write_text(program, encoding="utf-8")
-    command = [sys.executable, "script.py"]
-    return subprocess.Popen(
-        command, cwd=folder, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    return programs.Program("script.py", cwd=folder, env=ENVIRONMENT)
 
 
 def run(program: str, folder: Path) -> str:
-    process = start(program, folder)
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
-    return output
+    done = start(program, folder).wait()
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_resume_after_kill_9_in_8_lines(tmp_path: Path) -> None:
@@ -59,8 +53,8 @@ def test_resume_after_kill_9_in_8_lines(tmp_path: Path) -> None:
     while not list(checkpoints.glob("*.h5")):
         assert killed.poll() is None
         time.sleep(0.01)
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.communicate()
+    killed.kill()
+    killed.wait()
     assert not (checkpoints / "epoch-000020.h5").exists()
     run(program, tmp_path / "killed")
     one, other = (rein.load_agent(tmp_path / name / "runs/cartpole").networks for name in ("whole", "killed"))
@@ -68,6 +62,7 @@ def test_resume_after_kill_9_in_8_lines(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
+@pytest.mark.slow
 def test_evaluate_and_film_in_6_lines(tmp_path: Path) -> None:
     pytest.importorskip("imageio_ffmpeg")
     pytest.importorskip("pygame")
@@ -84,6 +79,7 @@ def test_custom_network_in_20_lines(tmp_path: Path) -> None:
     run(program, tmp_path)
 
 
+@pytest.mark.slow
 def test_ppo_on_pixels_in_20_lines(tmp_path: Path) -> None:
     pytest.importorskip("cv2")
     pytest.importorskip("pygame")
@@ -92,6 +88,7 @@ def test_ppo_on_pixels_in_20_lines(tmp_path: Path) -> None:
     run(program, tmp_path)
 
 
+@pytest.mark.slow
 def test_dict_observations_of_a_custom_environment_in_25_lines(tmp_path: Path) -> None:
     program = block("dict_observations.md", "class Corners")
     assert code_lines(program) <= 25
@@ -128,6 +125,7 @@ def test_custom_store_in_20_lines(tmp_path: Path) -> None:
     assert run(program, tmp_path) == "(128, 8)\n"
 
 
+@pytest.mark.slow
 def test_best_3_trajectories_in_10_lines(tmp_path: Path) -> None:
     setup, program = (block("handlers.md", text, REFERENCE) for text in ("training_loop(", "def keep_best"))
     assert code_lines(program) <= 10
@@ -145,18 +143,21 @@ def test_reinforce_in_50_lines(tmp_path: Path) -> None:
     run(program + block("algorithm.md", "reinforce = ", TUTORIALS).replace("80_000", "4_000"), tmp_path)
 
 
+@pytest.mark.slow
 def test_torch_environment_checked_by_the_contract_in_40_lines(tmp_path: Path) -> None:
     program = block("environment.md", "class Lander", TUTORIALS) + block("environment.md", "seed=seed))", TUTORIALS)
     assert code_lines(program) <= 40
     run(program, tmp_path)
 
 
+@pytest.mark.slow
 def test_supervised_with_early_stopping_in_20_lines(tmp_path: Path) -> None:
     data, program = (block("supervised.md", text, TUTORIALS) for text in ("def rings", "rein.early_stop("))
     assert code_lines(program) <= 20
     assert run(data + program + "print(state.status)", tmp_path) == "halted\n"
 
 
+@pytest.mark.slow
 def test_curves_of_3_seeds_in_4_lines(tmp_path: Path) -> None:
     training = block("seeds_and_sweeps.md", "def train", TUTORIALS).replace("30_000", "2_000")
     program = block("seeds_and_sweeps.md", "range(3)", TUTORIALS).replace("[3e-3] * 3", "[0.003] * 3")
@@ -166,6 +167,7 @@ def test_curves_of_3_seeds_in_4_lines(tmp_path: Path) -> None:
     assert (tmp_path / "seeds.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_sac_on_halfcheetah_with_tensorboard_in_8_lines(tmp_path: Path) -> None:
     pytest.importorskip("mujoco")
     pytest.importorskip("tensorboard")

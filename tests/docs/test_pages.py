@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import programs
 from tests.docs.pages import DOCS, python_of, section, shell_of
 
 WALK = [*section("get_started"), *section("tutorials")]
@@ -19,7 +18,7 @@ OTHERS = sorted(
     for page in DOCS.rglob("*.md")
     if page not in WALK and python_of(page) and str(page.relative_to(DOCS)) not in ELSEWHERE
 )
-ENVIRONMENT = {**os.environ, "MPLBACKEND": "agg", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {**os.environ, "MPLBACKEND": "agg"}
 # Notebooks have `display` without an import.
 PRELUDE = """
 class Handle:
@@ -34,20 +33,18 @@ def run(page: Path, folder: Path) -> None:
     """Run the Python of a page, and then its `rein` commands, in a folder."""
     program = folder / f"{page.parent.name}_{page.stem}.py"
     program.write_text(PRELUDE + python_of(page), encoding="utf-8")
-    command = [sys.executable, str(program)]
-    result = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
-    assert result.returncode == 0, f"{page}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+    programs.run(program, cwd=folder, env=ENVIRONMENT)
     for line in shell_of(page):
-        command = [sys.executable, "-m", *shlex.split(line, comments=True)]
-        result = subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True)
-        assert result.returncode == 0, f"{page}: {line}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+        programs.run("-m", *shlex.split(line, comments=True), cwd=folder, env=ENVIRONMENT)
 
 
+@pytest.mark.slow
 def test_get_started_and_the_tutorials_run_in_order(tmp_path: Path) -> None:
     for page in WALK:
         run(page, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", OTHERS, ids=lambda page: str(page.relative_to(DOCS)))
 def test_page_runs(page: Path, tmp_path: Path) -> None:
     run(page, tmp_path)

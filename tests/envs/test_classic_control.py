@@ -6,8 +6,6 @@ Shapes: N environments, S state variables, O observation variables.
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +23,7 @@ from rein.envs.pendulum import Pendulum
 from rein.errors import EnvironmentContractError
 from rein.ops.random import integers, uniform
 from rein.testing import EnvironmentContract, StatefulContract
+from tests import programs
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/environments.md").read_text(encoding="utf-8")
 
@@ -58,6 +57,7 @@ class _Contract(EnvironmentContract):
         return TASKS[self.task].make(num_envs, seed=seed, max_episode_steps=30)
 
 
+@pytest.mark.slow
 class TestAcrobotContract(_Contract):
     task = "acrobot"
 
@@ -66,14 +66,17 @@ class TestCartPoleContract(_Contract):
     task = "cartpole"
 
 
+@pytest.mark.slow
 class TestMountainCarContract(_Contract):
     task = "mountain car"
 
 
+@pytest.mark.slow
 class TestMountainCarContinuousContract(_Contract):
     task = "continuous mountain car"
 
 
+@pytest.mark.slow
 class TestPendulumContract(_Contract):
     task = "pendulum"
 
@@ -157,6 +160,7 @@ def compare(task: Task, environment: Any, twins: list[Any], action: Tensor) -> T
     return ~on_N
 
 
+@pytest.mark.slow
 @every_task
 def test_ten_thousand_random_steps_match_gymnasium(task: Task) -> None:
     environment, twins = task.make(5, seed=1), [gymnasium.make(task.id, disable_env_checker=True) for _ in range(5)]
@@ -220,6 +224,7 @@ def test_initial_state_variables_are_uncorrelated(task: Task) -> None:
     assert (correlation - torch.eye(len(correlation))).abs().max() < 0.05
 
 
+@pytest.mark.default_cases("pendulum", "cartpole")
 @every_task
 def test_no_limit_means_no_truncation(task: Task) -> None:
     environment = task.make(2, seed=0, max_episode_steps=None)
@@ -334,8 +339,5 @@ last(1)
 torch.set_default_dtype(torch.float32)
 print(last(20).tolist())
 """
-    ran = [
-        subprocess.run([sys.executable, "-c", script, dtype], capture_output=True, text=True, check=True).stdout
-        for dtype in ("float32", "bfloat16", "float64")
-    ]
+    ran = [programs.run("-c", script, dtype).stdout for dtype in ("float32", "bfloat16", "float64")]
     assert ran[0] == ran[1] == ran[2] != ""

@@ -30,6 +30,7 @@ class TestVectorGridworld(EnvironmentContract):
         return Gridworld(num_envs, TARGETS, seed=seed, observation="vector")
 
 
+@pytest.mark.slow
 class TestLargeGridworld(EnvironmentContract):
     def make(self, num_envs: int, seed: int | None) -> Gridworld:
         return Gridworld(num_envs, [(20, 20), (0, 1)], seed=seed, size=21, observation="vector", max_episode_steps=20)

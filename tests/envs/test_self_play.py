@@ -111,6 +111,7 @@ def test_pool_keeps_the_last_snapshots() -> None:
     assert first_difference(pool._snapshots[0].networks.state_dict(), agent.networks.state_dict()) is not None
 
 
+@pytest.mark.default_cases("False")
 @pytest.mark.parametrize("memory", [False, True])
 def test_run_with_snapshots_resumes_bit_for_bit(memory: bool) -> None:
     whole, _, env, loop = self_play(memory=memory)
@@ -182,6 +183,7 @@ def test_recurrent_opponents_have_a_carry_for_each_game() -> None:
         observation = step.observation
 
 
+@pytest.mark.slow
 def test_self_play_beats_random_and_elo_rises() -> None:
     agent = rein.PPO(GAME, rollout_steps=16, learning_rate=1e-3, gamma=1.0, hidden=(64, 64), seed=0)
     pool = rein.OpponentPool(agent, size=4)

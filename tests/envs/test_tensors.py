@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +14,7 @@ from torch import Tensor
 
 import rein
 from rein.testing import EnvironmentContract
+from tests import programs
 
 N = 4
 
@@ -336,12 +334,5 @@ print(json.dumps(report))
 def test_step_on_a_device_copies_nothing_to_the_host() -> None:
     here = Path(__file__).parent
     program = ON_A_DEVICE.format(training=str(here.parent / "training"), here=str(here))
-    ran = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert ran.returncode == 0, ran.stderr
-    report = json.loads(ran.stdout.splitlines()[-1])
+    report = json.loads(programs.run("-c", program).stdout.splitlines()[-1])
     assert report == {"step": {"aten::nonzero": 20}, "info": {}, "previous": {}}  # reset(env_ids=) takes indices

@@ -130,6 +130,7 @@ def test_environments_without_worlds_have_no_metrics_of_worlds() -> None:
     assert not {"world_return", "world_length"} & set(metrics)
 
 
+@pytest.mark.default_cases("PPO")
 @pytest.mark.parametrize("kind", ["PPO", "SAC"])
 def test_rows_of_agents_that_have_left_have_no_gradient(kind: str) -> None:
     """Other observations and rewards in invalid rows give the same parameters, bit for bit."""

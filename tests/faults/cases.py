@@ -6,6 +6,7 @@ run, and writes the final state to end.h5 in the folder of the run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -84,17 +85,14 @@ def make_agent(name: str, environment: Any) -> Any:
 
 def cases() -> list[str]:
     """Return all combinations of agents, supported environments and modes, such as `ppo-cartpole-episodic`."""
-    found = []
+    found, environments = [], {name: make(3) for name, make in ENVIRONMENTS.items()}
     for agent in agents():
-        for name, make in ENVIRONMENTS.items():
-            environment = make(3)
-            try:
+        for name, environment in environments.items():
+            with contextlib.suppress(ValueError):
                 make_agent(agent, environment)
-            except ValueError:
-                continue
-            finally:
-                environment.close()
-            found += [f"{agent}-{name}-{mode}" for mode in ("continuing", "episodic")]
+                found += [f"{agent}-{name}-{mode}" for mode in ("continuing", "episodic")]
+    for environment in environments.values():
+        environment.close()
     return found
 
 

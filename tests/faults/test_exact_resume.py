@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import runpy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,17 @@ import pytest
 import rein
 from rein.store.checkpoint_file import read_checkpoint
 from rein.testing.stateful import first_difference
+from tests import programs
 
 CASES = Path(__file__).with_name("cases.py")
 TOOLS = runpy.run_path(str(CASES))
+FEW = [
+    "a2c-taxi-continuing",
+    "a2c_lstm-gridworld-episodic",
+    "ppo-gymnasium_cartpole-episodic",
+    "dqn_prioritized-gymnasium_cartpole-continuing",
+    "q_learning-taxi-episodic",
+]
 
 
 def contents(path: Path) -> dict[str, Any]:
@@ -38,16 +44,20 @@ def interrupt(case: str, folder: Path, at: int) -> None:
     loop.parts["store"].close()
 
 
-def test_resumed_run_equals_an_uninterrupted_run_bit_for_bit(tmp_path: Path, scale: Callable[[int, int], int]) -> None:
+@pytest.mark.parametrize("selection", ["few", pytest.param("many", marks=pytest.mark.slow)])
+def test_resumed_run_equals_an_uninterrupted_run_bit_for_bit(
+    tmp_path: Path, scale: Callable[[int, int], int], selection: str
+) -> None:
     ends: dict[str, Any] = {}
-    cases, total = TOOLS["cases"]()[:: scale(1, 9)], TOOLS["EPOCHS"] * TOOLS["ITERATIONS"]
-    points = scale(-(-300 // len(cases)), 1)
+    cases = FEW if selection == "few" else TOOLS["cases"]()[:: scale(1, 9)]
+    total = TOOLS["EPOCHS"] * TOOLS["ITERATIONS"]
+    points = 1 if selection == "few" else scale(-(-300 // len(cases)), 1)
     for case in cases:
         ends[case] = TOOLS["end"](TOOLS["build"](case, tmp_path / "whole" / case))
         last = ends[case]["total_iterations"] - 1
         for at in sorted(random.Random(case).sample(range(1, min(last, total)), points)):
             interrupt(case, tmp_path / "broken" / case / f"{at:03d}", at)
-    subprocess.run([sys.executable, str(CASES), str(tmp_path / "broken")], check=True, timeout=1800)
+    programs.run(CASES, tmp_path / "broken")
     compared = 0
     for case, expected in ends.items():
         whole = contents(tmp_path / "whole" / case)
@@ -61,6 +71,7 @@ def test_resumed_run_equals_an_uninterrupted_run_bit_for_bit(tmp_path: Path, sca
     print(f"exact resume: {compared} of {compared}, over {len(cases)} cases")
 
 
+@pytest.mark.default_cases("episodic")
 @pytest.mark.parametrize("mode", ["continuing", "episodic"])
 def test_resumed_run_with_evaluations_equals_an_uninterrupted_run(tmp_path: Path, mode: str) -> None:
     case = f"q_learning-gridworld-{mode}"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -18,15 +16,14 @@ from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.guards import guard_data
 from rein.handlers.interrupts import interrupts
 from rein.handlers.watchdog import watchdog
+from tests import programs
 
 LEAKS = Path(__file__).with_name("leaks.py")
 
 
 def test_long_run_does_not_leak_resources(tmp_path, scale):
-    epochs = scale(10_000, 600)
-    command = [sys.executable, str(LEAKS), str(tmp_path / "run"), str(epochs)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=1800)
-    found = json.loads(done.stdout)
+    epochs = scale(10_000, 240)
+    found = json.loads(programs.run(LEAKS, tmp_path / "run", epochs).stdout)
     grown = (found["end"]["bytes"] - found["warm"]["bytes"]) / 1e6
     for kind in ("descriptors", "threads", "processes", "shared"):
         assert found["end"][kind] == found["warm"][kind], kind

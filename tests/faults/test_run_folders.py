@@ -230,6 +230,18 @@ def snapshot(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.default_cases(
+    "name_code",
+    "name_an_environment_with_code",
+    "name_paths",
+    "name_huge_sizes",
+    "put_a_pipe_for_run_json",
+    "put_huge_files",
+    "nest_deeply",
+    "nest_within_pythons_limit",
+    "name_escapes",
+    "link_checkpoints",
+)
 @pytest.mark.skipif(os.name != "posix", reason="needs pipes and fork")
 @pytest.mark.parametrize("prepare", FOLDERS, ids=lambda prepare: prepare.__name__)
 def test_hostile_run_folder_does_no_harm(tmp_path, base, prepare, monkeypatch):
@@ -262,6 +274,7 @@ def test_hostile_run_folder_does_no_harm(tmp_path, base, prepare, monkeypatch):
     assert "Traceback" not in output and "RecursionError" not in output
 
 
+@pytest.mark.default_cases("words0")
 @pytest.mark.parametrize(
     "words", [["resume", "run", "--epochs", "4", "--quiet"], ["evaluate", "run", "--episodes", "1"]]
 )

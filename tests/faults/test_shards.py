@@ -203,6 +203,7 @@ def test_failing_call_raises_and_leaves_a_complete_checkpoint(
     assert failed >= scale(60, 3)
 
 
+@pytest.mark.default_cases("dqn")
 @pytest.mark.parametrize("agent", ["sac", "sac_prioritized", "dqn"])
 def test_off_policy_agent_resumes_bit_for_bit_from_row_files(tmp_path: Path, monkeypatch: Any, agent: str) -> None:
     monkeypatch.setattr(blocks, "BLOCK", 300)

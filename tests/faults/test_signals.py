@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,13 @@ import torch
 
 import rein
 from rein.store.checkpoint_file import read_checkpoint
+from tests import programs
 
 SIGNALLED = Path(__file__).with_name("signalled.py")
 
 
 def ran(folder: Path, kind: str, count: int, seed: int = 0) -> list[dict[str, Any]]:
-    command = [sys.executable, str(SIGNALLED), str(folder), kind, str(count), str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
-    assert done.returncode == 0, done.stderr
+    done = programs.run(SIGNALLED, folder, kind, count, seed)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
@@ -39,6 +36,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 KINDS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGXCPU": 152, "SIGUSR1": 0, "SIGUSR2": 0, "TWICE": 130}
 
 
+@pytest.mark.default_cases("SIGTERM-143", "TWICE-130")
 @pytest.mark.parametrize(("kind", "status"), KINDS.items())
 def test_signal_ends_or_saves_the_run_without_loss(tmp_path, scale, whole, kind, status):
     count = scale(25, 2)

@@ -108,6 +108,7 @@ def check(folder: Path, at: int) -> str:
     return newest.path.stem
 
 
+@pytest.mark.default_cases("5", "28")
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
 def test_failing_call_leaves_the_previous_or_new_checkpoint(tmp_path, monkeypatch, code):
     loaded = set()
@@ -130,6 +131,7 @@ def test_failing_call_leaves_the_previous_or_new_checkpoint(tmp_path, monkeypatc
     assert loaded == {"epoch-000001", "epoch-000002"}
 
 
+@pytest.mark.default_cases("short")
 @pytest.mark.parametrize("fail", [raising(errno.EINTR), shortened], ids=["EINTR", "short"])
 def test_interrupted_and_short_writes_are_completed(tmp_path, monkeypatch, fail):
     for at in range(1, 1000):

@@ -25,6 +25,7 @@ from rein.store.format import sealed
 from rein.store.format.sealed import verify, write_whole
 from rein.store.hdf5 import HDF5Store
 from rein.testing.store import assert_equal, make_trajectory
+from tests import programs
 
 FULL = Path(__file__).with_name("full_disk.py")
 CALLS = ("open", "write", "fsync", "close", "replace", "unlink")
@@ -71,6 +72,7 @@ def state_of() -> tuple[int, int]:
     return len(os.listdir("/dev/fd")), threading.active_count()
 
 
+@pytest.mark.default_cases("append-once-28", "append-for good-5", "train-once-28", "train-for good-5")
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("work", [append, train])
@@ -155,12 +157,11 @@ def test_run_on_a_full_disk_raises_once_and_resumes_later(tmp_path: Path, scale:
     mounts, size = can_mount(tmp_path / "try"), 3 << 20
     for how in ("late", "ahead")[: scale(2, 1)]:
         place = tmp_path / how
-        command = [sys.executable, str(FULL), str(place), how]
         if mounts:
-            done = on_small_disk(place, size, command)
+            done = on_small_disk(place, size, [sys.executable, str(FULL), str(place), how])
         else:
             place.mkdir()
-            done = subprocess.run([*command, str(size)], capture_output=True, text=True)
+            done = programs.run(FULL, place, how, size)
         assert done.returncode == 0, done.stderr
         assert "Traceback" not in done.stderr
         report = json.loads(done.stdout)

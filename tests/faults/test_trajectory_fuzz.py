@@ -6,8 +6,6 @@ import collections
 import json
 import random
 import runpy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 
 from rein.cli import main
+from tests import programs
 
 FUZZED = Path(__file__).with_name("fuzzed.py")
 MUTANTS = runpy.run_path(str(Path(__file__).with_name("mutants.py")))
@@ -29,12 +28,10 @@ def fuzz(folder: Path, count: int) -> list[dict[str, Any]]:
     for first, stop in ((0, half), (half, count))[: 2 if half < count else 1]:
         place = folder / str(first)
         place.mkdir()
-        command = [sys.executable, FUZZED, *map(str, (place, first, stop, 0))]
-        with (place / "reports").open("w") as reports, (place / "errors").open("w") as errors:
-            running.append((subprocess.Popen(command, stdout=reports, stderr=errors), place))
-    for process, place in running:
-        assert process.wait(3000) == 0, (place / "errors").read_text()
-    return [json.loads(line) for _, place in running for line in (place / "reports").read_text().splitlines()]
+        running.append(programs.Program(FUZZED, place, first, stop, 0))
+    ended = [program.wait() for program in running]
+    assert [done.returncode for done in ended] == [0] * len(ended), ended[0].stderr
+    return [json.loads(line) for done in ended for line in done.stdout.splitlines()]
 
 
 def wrong(one: dict[str, Any]) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from rein.store.format.sealed import verify
 from rein.store.hdf5 import HDF5Store
 from rein.store.verify import verify_run
 from rein.testing.store import assert_equal, make_trajectory, with_fields
+from tests import programs
 
 WRITER = Path(__file__).with_name("killed_writer.py")
 TOOLS = runpy.run_path(str(WRITER))
@@ -30,9 +29,7 @@ PAGE = 4096
 
 
 def attempts(folder: Path, kills: int, inside: int) -> list[dict[str, Any]]:
-    arguments = [folder, kills, inside, stream_seed(0, "kill")]
-    done = subprocess.run([sys.executable, WRITER, *map(str, arguments)], capture_output=True, text=True, timeout=1800)
-    assert done.returncode == 0, done.stderr
+    done = programs.run(WRITER, folder, kills, inside, stream_seed(0, "kill"))
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -159,6 +159,7 @@ STATES += [has_timed_out, hangs_in_a_step, is_stopped, has_refused_an_action, is
 OF_PROCESSES = {is_killed_at_rest, is_killed_in_a_step, has_raised_an_error, is_stopped}
 
 
+@pytest.mark.default_cases("threads")
 @pytest.mark.parametrize("mode", ["processes", "threads"])
 def test_close_returns_from_every_state(
     mode: Any, scale: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch

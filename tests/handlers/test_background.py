@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from rein.handlers.evaluate_every import evaluate_every
 from rein.loop import Loop
 from rein.loop.state import State
 from rein.types import TimeStep
+from tests import programs
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,6 +114,7 @@ def test_results_arrive_in_a_later_epoch_with_the_clocks_of_the_parameters(tmp_p
     ]
 
 
+@pytest.mark.slow
 def test_at_end_evaluates_the_final_parameters() -> None:
     background, foreground = (make(epochs=3, every=2, at_end=True, background=on) for on in (True, False))
     found, expected = results(background), results(foreground)
@@ -124,6 +124,7 @@ def test_at_end_evaluates_the_final_parameters() -> None:
     assert [epoch for epoch, *_ in found] == [2, 3]
 
 
+@pytest.mark.slow
 def test_same_episodes_are_repeated() -> None:
     loop, seeds = make(epochs=2, same_episodes=True), []
     loop.evaluation_completed(lambda state: seeds.append(state.evaluation.result.seed.tolist()))
@@ -131,6 +132,7 @@ def test_same_episodes_are_repeated() -> None:
     assert len(seeds) == 2 and seeds[0] == seeds[1]
 
 
+@pytest.mark.slow
 def test_resumed_run_repeats_a_pending_evaluation(tmp_path: Path) -> None:
     whole, first, second = make(), make(), make()
     expected, seen, rest = results(whole), results(first), results(second)
@@ -154,6 +156,7 @@ def test_process_that_dies_loses_its_evaluation_and_is_replaced(caplog: pytest.L
     assert "evaluation of epoch 3 is lost" in caplog.text and "SIGKILL" in caplog.text
 
 
+@pytest.mark.slow
 def test_next_evaluation_starts_a_new_process(caplog: pytest.LogCaptureFixture) -> None:
     loop, pids = make(epochs=3), []
     wait_for_result(loop)
@@ -178,6 +181,7 @@ def test_environment_error_ends_the_run_with_its_traceback() -> None:
     assert process_of(loop).pid is None
 
 
+@pytest.mark.slow
 def test_on_failure_drop_logs_the_error_and_continues(caplog: pytest.LogCaptureFixture) -> None:
     loop = make(epochs=2, environment=Breaking(good=0, kills=False), episodes=2, on_failure="drop")
     assert loop.run().status == "completed"
@@ -226,7 +230,7 @@ loop.run()
 
 
 def test_process_ends_when_its_parent_is_killed() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=ROOT, check=False)
+    done = programs.run("-c", PROGRAM, cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     pid = int(done.stdout)
     while os.path.exists(f"/proc/{pid}") and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:

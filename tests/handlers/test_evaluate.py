@@ -352,6 +352,7 @@ def before(loop: Loop, event: str) -> None:
         state.memory["counted"] = state.memory.get("counted", 0) + 1
 
 
+@pytest.mark.default_cases(every=3)
 @pytest.mark.parametrize("step", [1, 3, 20, 40])
 @pytest.mark.parametrize(
     "event", ["epoch_started", "iteration_completed", "epoch_completed", "epoch_ended", "epoch_halted"]

@@ -72,11 +72,13 @@ def check_unchanged(name: str, background: bool) -> list[Any]:
     return found
 
 
+@pytest.mark.default_cases("population_ppo", "population_dqn", "a2c", "a2c_lstm", "dqn", "ppo", "q_learning", "sac")
 @pytest.mark.parametrize("name", AGENTS)
 def test_evaluation_does_not_change_training(name: str) -> None:
     check_unchanged(name, background=False)
 
 
+@pytest.mark.default_cases("population_ppo", "a2c", "dqn", "q_learning")
 @pytest.mark.parametrize("name", AGENTS)
 def test_loggers_and_panel_do_not_change_training(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):

@@ -18,6 +18,7 @@ from rein.episodes import RandomPolicy
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.interrupts import interrupts
+from tests import programs
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -238,4 +239,4 @@ loop = rein.Loop(stuck, iterations=1)
 interrupts(loop, force_after=0.2)
 loop.run()
 """
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 130
+    assert programs.run("-c", code, check=False).returncode == 130

@@ -108,6 +108,7 @@ class Terminal:
         return [line.rstrip() for line in lines if line.strip()]
 
 
+@pytest.mark.default_cases("140-50")
 @pytest.mark.parametrize(("columns", "later"), [(80, 140), (140, 50), (50, 80)])
 def test_panel_fits_the_terminal_and_ends_as_one_line(columns: int, later: int) -> None:
     terminal = Terminal(columns)
@@ -126,6 +127,7 @@ def test_panel_fits_the_terminal_and_ends_as_one_line(columns: int, later: int) 
     assert last == "after the run"
 
 
+@pytest.mark.slow
 def test_signal_leaves_its_message_and_the_terminal_in_order() -> None:
     terminal = Terminal(100)
     panel = terminal.screen()

@@ -149,6 +149,7 @@ def test_metrics_show_the_values_and_the_sources_of_all_learners(tmp_path: Path,
     assert {"learner_return/3", "learning_rate/3", "copied_from/3"} <= {*header}
 
 
+@pytest.mark.default_cases("DQN")
 @pytest.mark.parametrize("kind", [rein.PPO, rein.DQN])
 def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, kind: Any) -> None:
     def build(folder: Path) -> rein.Loop:

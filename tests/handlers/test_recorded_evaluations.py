@@ -117,6 +117,7 @@ def test_verify_accepts_more_rounds_than_epochs(tmp_path: Path) -> None:
     assert verify_run(tmp_path / "run").problems == []
 
 
+@pytest.mark.slow
 def test_compacted_evaluations_can_be_resumed(tmp_path: Path) -> None:
     def begin(exist: Any, name: str) -> tuple[rein.Loop, rein.HDF5Store, rein.HDF5Store]:
         store = rein.HDF5Store(tmp_path / name, exist=exist)
@@ -210,6 +211,7 @@ class Asking(CartPole):
         return super().apply_action(action)
 
 
+@pytest.mark.default_cases("35")
 @pytest.mark.parametrize("step", [5, 35, 60])
 def test_interrupted_evaluation_is_recorded_once(tmp_path: Path, step: int) -> None:
     """The interrupt comes in the first round, in a later round, and in a later evaluation."""

@@ -175,6 +175,15 @@ def test_final_observation_has_the_mask_of_the_last_step() -> None:
         assert step.observation[ACTION_MASK][step.terminated].any(1).all()
 
 
+@pytest.mark.default_cases(
+    "processes-multi",
+    "processes-dict",
+    "vector-discrete",
+    "vector-multi",
+    "vector-binary",
+    "vector-dict",
+    "vector-tuple",
+)
 @pytest.mark.parametrize("action", SPACES)
 @pytest.mark.parametrize("kind", ["processes", "vector"])
 def test_processes_and_vector_environments_have_equal_masks(kind: str, action: str) -> None:
@@ -386,11 +395,13 @@ def test_wrappers_leave_masks_as_they_are() -> None:
     assert environment.single_observation_space["observation"].shape == (3, 2)
 
 
+@pytest.mark.slow
 class TestSingle(EnvironmentContract):
     def make(self, num_envs: int, seed: int | None) -> GymnasiumEnvironment:
         return GymnasiumEnvironment(functools.partial(Masked, "multi"), num_envs, seed, action_mask=True)
 
 
+@pytest.mark.slow
 class TestFlat(EnvironmentContract):
     def make(self, num_envs: int, seed: int | None) -> Any:
         make = functools.partial(Masked, "tuple", observation="dict")

@@ -126,6 +126,7 @@ def test_dead_worker_raises_with_seed_and_exit_status(where: str, fault: Any, en
     assert isinstance(caught.value.__cause__, EOFError | ConnectionError)
 
 
+@pytest.mark.default_cases("step")
 @pytest.mark.parametrize("where", ["reset", "step"])
 def test_hanging_workers_raise_after_the_timeout(where: str) -> None:
     environment = in_processes(hangs, where, (0, 2), timeout=SHORT)
@@ -167,6 +168,7 @@ def test_keyboard_interrupt_ends_workers_and_the_next_call_raises(
     environment.close()
 
 
+@pytest.mark.default_cases("exits-None", "raises-None")
 @pytest.mark.parametrize(("fault", "timeout"), [(exits, None), (exits, 5.0), (hangs, SHORT), (raises, None)])
 def test_failure_ends_all_processes_and_close_is_idempotent(fault: Any, timeout: float | None) -> None:
     environment = in_processes(fault, timeout=timeout)
@@ -286,6 +288,7 @@ def dies() -> None:
     environment.close()
 
 
+@pytest.mark.default_cases("dies")
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts file descriptors by /proc")
 @pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("use", [is_closed, is_dropped, dies])
@@ -301,6 +304,7 @@ class Unlearnable(Counter):
     observation_space = spaces.Text(3)  # type: ignore[assignment]  # not a tensor
 
 
+@pytest.mark.default_cases("<lambda>1")
 @pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
     "build",
@@ -341,6 +345,7 @@ def lifeline() -> Iterator[None]:
         os.close(end)
 
 
+@pytest.mark.default_cases("step")
 @pytest.mark.usefixtures("lifeline")
 @pytest.mark.parametrize("where", ["reset", "step"])
 def test_dead_worker_is_detected_if_its_child_holds_the_pipe(where: str) -> None:

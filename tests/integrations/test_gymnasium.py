@@ -141,6 +141,7 @@ def random_actions(environment: GymnasiumEnvironment, step: int) -> torch.Tensor
     return integers(torch.arange(environment.num_envs), step, int(environment.single_action_space.n))
 
 
+@pytest.mark.default_cases("CartPole-v1-300", "Taxi-v4-450", "FrozenLake-v1-200", "LunarLander-v3-400")
 @pytest.mark.parametrize(
     ("name", "steps"),
     [

@@ -30,6 +30,7 @@ def pong(**options: Any) -> Any:
     return FrameStackObservation(AtariPreprocessing(single), 4)
 
 
+@pytest.mark.slow
 class TestHalfCheetah(EnvironmentContract):
     steps = 50
 
@@ -37,6 +38,7 @@ class TestHalfCheetah(EnvironmentContract):
         return GymnasiumEnvironment("HalfCheetah-v5", num_envs, seed, max_episode_steps=20)
 
 
+@pytest.mark.slow
 class TestLunarLander(EnvironmentContract):
     def make(self, num_envs: int, seed: int | None) -> GymnasiumEnvironment:
         return GymnasiumEnvironment("LunarLander-v3", num_envs, seed)
@@ -67,6 +69,7 @@ def seed_of(index: int, episode: int) -> int:
     return int(episode_seeds(3, torch.tensor([index]), torch.tensor([episode])))
 
 
+@pytest.mark.default_cases("HalfCheetah-v5-options1", "LunarLander-v3-options2")
 @pytest.mark.parametrize(
     ("name", "options"),
     [("ALE/Pong-v5", {"max_episode_steps": 450}), ("HalfCheetah-v5", {}), ("LunarLander-v3", {})],
@@ -92,6 +95,7 @@ def test_statistics_match_a_plain_loop(name: str, options: Any) -> None:
     assert statistics.read("episode_length") == episodes.length.mean()
 
 
+@pytest.mark.default_cases("HalfCheetah-v5-1100")
 @pytest.mark.parametrize(("source", "steps"), [("HalfCheetah-v5", 1100), ("ALE/Pong-v5", 150), (pong, 150)])
 def test_resumed_run_continues_bit_for_bit(source: Any, steps: int) -> None:
     environment, loaded = (GymnasiumEnvironment(source, 2, seed) for seed in (3, 4))
@@ -106,6 +110,7 @@ def test_resumed_run_continues_bit_for_bit(source: Any, steps: int) -> None:
         assert first_difference(environment.apply_action(action), loaded.apply_action(action)) is None
 
 
+@pytest.mark.slow
 def test_atari_preprocessing_in_a_factory() -> None:
     environment = SignReward(GymnasiumEnvironment(pong, 2, 0, max_num_frames_per_episode=700))
     observation = environment.reset()
@@ -134,6 +139,7 @@ def steps_of(environment: GymnasiumVectorEnvironment, steps: int) -> list[list[A
     return taken
 
 
+@pytest.mark.slow
 def test_ale_py_vector_environments_match_in_every_reset_mode() -> None:
     options: Any = {"num_envs": 3, "seed": 5, "max_num_frames_per_episode": 120, "img_height": 42, "img_width": 42}
     next_step, same_step = (

@@ -45,6 +45,7 @@ def counted(*lengths: int) -> tuple[GymnasiumEnvironment, list[Counted]]:
     return GymnasiumEnvironment(lambda: next(order), len(lengths), seed=0, info={"at": -1}), made
 
 
+@pytest.mark.slow
 class TestFrameSkipOfGymnasium(EnvironmentContract):
     def make(self, num_envs: int, seed: int | None) -> Any:
         return FrameSkip(GymnasiumEnvironment("CartPole-v1", num_envs, seed), 3)

@@ -188,6 +188,7 @@ def test_reset_rows_of_next_step_mode_are_not_valid() -> None:
         assert (trajectory.episodes.length == 4).all()
 
 
+@pytest.mark.default_cases("CartPole-v1", "Taxi-v4")
 @pytest.mark.parametrize("source", ["CartPole-v1", "Taxi-v4", "ALE/Pong-v5"])
 def test_episodes_depend_on_the_seed_only(source: str) -> None:
     one, same, other = (rollout(GymnasiumVectorEnvironment(source, N, seed), 40) for seed in (7, 7, 8))
@@ -195,6 +196,7 @@ def test_episodes_depend_on_the_seed_only(source: str) -> None:
     assert first_difference(one, other) is not None
 
 
+@pytest.mark.default_cases("Pendulum-v1")
 @pytest.mark.parametrize("source", ["Pendulum-v1", "ALE/Pong-v5"])
 def test_seeded_environments_do_not_depend_on_num_envs(source: str) -> None:
     few, many = (last_of(GymnasiumVectorEnvironment(source, count, 7), 25) for count in (2, 4))

@@ -128,6 +128,7 @@ def error_of(adapter: Callable[..., Any], space: str, method: str, parts: dict[s
     return caught.value
 
 
+@pytest.mark.default_cases(every=5)
 @pytest.mark.parametrize("case", TABLE)
 def test_wrong_data_raises_the_same_error_in_processes(case: str) -> None:
     space, method, parts, keyword = TABLE[case]

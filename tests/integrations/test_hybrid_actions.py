@@ -78,6 +78,7 @@ def loop_of(store: Any, kind: Any = PPO, make: Any = Drone) -> tuple[Any, Any, A
     return loop, agent, environment
 
 
+@pytest.mark.default_cases("PPO-Board")
 @pytest.mark.parametrize(("kind", "make"), [(PPO, Drone), (PPO, Board), (A2C, Drone), (IMPALA, Drone)])
 def test_resumed_run_equals_a_run_without_a_break(tmp_path: Path, kind: Any, make: Any) -> None:
     """The open episodes are resumed by repeating their actions."""
@@ -93,6 +94,7 @@ def test_resumed_run_equals_a_run_without_a_break(tmp_path: Path, kind: Any, mak
     assert first_difference(*map_tree(lambda x: torch.from_numpy(np.array(x)), fields)) is None
 
 
+@pytest.mark.default_cases("Board")
 @pytest.mark.parametrize("make", [Drone, Board])
 def test_stored_episodes_are_replayed_bit_by_bit(tmp_path: Path, make: Any) -> None:
     loop, _, _ = loop_of(rein.HDF5Store(tmp_path / "run"), make=make)

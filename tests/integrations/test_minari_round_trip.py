@@ -215,11 +215,13 @@ CROSSING = {
 NESTED = spaces.Dict({"a": spaces.Tuple((BOXES[0], spaces.Dict({"50%b": PLAIN[1]}))), "b": BOXES[5]})
 
 
+@pytest.mark.default_cases(every=2)
 @pytest.mark.parametrize("space", [*BOXES, *PLAIN, NESTED], ids=str)
 def test_values_of_every_space_round_trip(space: spaces.Space[Any]) -> None:
     assert check(space, space, {**CROSSING, "store": {"max_epochs": 1}}) > 5
 
 
+@pytest.mark.default_cases("how0", "how1", "how2")
 @pytest.mark.parametrize(
     "how",
     [

@@ -174,6 +174,7 @@ def masked(where: str, worlds: int, seed: int | None = 0, **options: Any) -> rei
     return rein.PettingZooEnvironment(MaskedClimbers, worlds, seed, **options)
 
 
+@pytest.mark.slow
 class TestMaskedClimbers(EnvironmentContract):
     steps = 60
 
@@ -225,6 +226,7 @@ def test_mask_without_a_valid_action_raises() -> None:
         rein.PettingZooEnvironment(Stuck, 1, 0).reset()
 
 
+@pytest.mark.slow
 class TestProcesses(EnvironmentContract):
     steps = 60
 

@@ -155,6 +155,7 @@ def test_truncated_games_are_truncated() -> None:
         assert not step.reward[step.truncated].any()
 
 
+@pytest.mark.slow
 def test_run_against_snapshots_resumes_bit_for_bit() -> None:
     def parts(seed: int = 0) -> Any:
         game = rein.envs.PettingZooGame(Nim)

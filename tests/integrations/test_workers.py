@@ -87,6 +87,7 @@ class _Contract(EnvironmentContract):
         return self.made[-1]
 
 
+@pytest.mark.slow
 class TestThreads(_Contract):
     mode = "threads"
 
@@ -119,6 +120,9 @@ class Nested(gymnasium.Env[Any, Any]):
         return self.observe(), float(action["force"].sum()) + action["move"], self.left == 0, False, self.info()
 
 
+@pytest.mark.default_cases(
+    "CartPole-v1-1-threads", "CartPole-v1-4-processes", "Nested-1-processes", "Nested-2-threads", "Nested-2-processes"
+)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("source", ["CartPole-v1", Nested])
@@ -271,6 +275,16 @@ FAULTS = [
 OF_THREADS = {hangs, leaves}
 
 
+@pytest.mark.default_cases(
+    "exits-WorkerDied-exit code 3-processes-reset",
+    "exits-WorkerDied-exit code 3-processes-step",
+    "crashes-WorkerDied-killed by SIGSEGV-processes-step",
+    "hangs-WorkerTimeout-no answer within 1 s-processes-step",
+    "hangs-WorkerTimeout-no answer within 1 s-threads-reset",
+    "leaves-WorkerError-the simulator leaves-processes-step",
+    "leaves-WorkerError-the simulator leaves-threads-reset",
+    "raises_a_class_of_its_own-WorkerError-the simulator is out of fuel-processes-reset",
+)
 @pytest.mark.parametrize("where", ["reset", "step"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("fault", "error", "text"), FAULTS)
@@ -361,6 +375,7 @@ def test_workers_ignore_ctrl_c() -> None:
     environment.close()
 
 
+@pytest.mark.default_cases("is_killed-processes", "hangs-threads", "raises-processes", "wrong_data-threads")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("fault", [exits, is_killed, hangs, raises, raises_a_class_of_its_own, wrong_data])
 def test_restart_ends_the_episodes_of_the_worker_and_no_others(

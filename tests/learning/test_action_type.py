@@ -86,6 +86,7 @@ def test_replay_agents_accept_any_float_dtype(kind, dtype):
     turns(kind(BOX, BOX, **REPLAY), torch.full((N, 2), 0.5, dtype=dtype))
 
 
+@pytest.mark.default_cases(every=7)
 @pytest.mark.parametrize("start", [0, 1])
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("kind", [DQN, IQN, RecurrentDQN, DiscreteSAC, BC])

@@ -53,6 +53,7 @@ def ppo(seed: int, privileged: bool, limit: int) -> int | None:
     return steps_to_solve(rein.PPO, seed, privileged, limit=limit, **task, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_sac_needs_fewer_steps_with_a_critic_observation(seed: int) -> None:
     steps = sac(seed, True, 4_000)
@@ -60,6 +61,7 @@ def test_sac_needs_fewer_steps_with_a_critic_observation(seed: int) -> None:
     assert sac(seed, False, steps) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_ppo_needs_fewer_steps_with_a_critic_observation(seed: int) -> None:
     steps = ppo(seed, True, 48_000)

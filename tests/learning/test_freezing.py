@@ -108,6 +108,7 @@ def freeze(agent: Any, frozen: str, free: bool = False) -> None:
             parameter.requires_grad_(free)
 
 
+@pytest.mark.default_cases(every=2)
 @pytest.mark.parametrize("case", CASES)
 def test_parameters_frozen_during_a_run_do_not_change(case: str) -> None:
     """Neither gradients, momentum nor weight decay change frozen parameters, until they are unfrozen."""

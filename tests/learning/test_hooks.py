@@ -56,6 +56,7 @@ def learned(agent: Any) -> dict[str, Tensor]:
     return {name: p for name, p in named if p.requires_grad and not name.startswith("target")}
 
 
+@pytest.mark.default_cases(every=3)
 @pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
 @pytest.mark.parametrize("case", CASES)
 def test_hook_on_a_parameter_fires(case: str, kind: str) -> None:
@@ -67,6 +68,7 @@ def test_hook_on_a_parameter_fires(case: str, kind: str) -> None:
     assert fired == learned(agent).keys()
 
 
+@pytest.mark.default_cases(every=4)
 @pytest.mark.parametrize("kind", ["register_forward_pre_hook", "register_forward_hook", "register_full_backward_hook"])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")  # observations require no gradient

@@ -79,6 +79,7 @@ def assert_close(one: dict[str, Any], other: dict[str, Any], atol: float = 1e-6,
     torch.testing.assert_close(one["metrics"], other["metrics"], atol=10 * atol, rtol=10 * rtol)
 
 
+@pytest.mark.default_cases(every=5)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("core", [None, *CORES])
 @pytest.mark.parametrize("action", ACTIONS)
@@ -118,6 +119,7 @@ def test_micro_batches_of_invalid_rows_have_no_weight(core: str | None, masked: 
     assert (first_difference(initial, parts["networks"]) is None) == (not masked)
 
 
+@pytest.mark.default_cases("None-True")
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("core", [None, "MinimalGRU"])
 @pytest.mark.filterwarnings("ignore:.*autograd functions are all static")  # raised by torch

@@ -159,6 +159,7 @@ def test_update_of_a_matrix_has_the_size_of_an_update_of_adam() -> None:
     assert 0.1 * 1e-2 < root_mean_square < 0.3 * 1e-2  # 0.2 times the learning rate
 
 
+@pytest.mark.slow
 def test_ppo_with_muon_learns_cartpole() -> None:
     environment = rein.envs.CartPole(num_envs=16, seed=0)
     agent = rein.PPO(environment, optimizer=rein.Muon, learning_rate=3e-3, gamma=0.98, rollout_steps=32, seed=0)

@@ -11,8 +11,8 @@ import datetime
 import functools
 import os
 import socket
-import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ from rein.ops.parallel import gather_from_processes, rank
 from rein.ops.random import generator
 from rein.schedules import constant, linear, piecewise
 from rein.testing.stateful import first_difference
+from tests import programs
 
 pytestmark = pytest.mark.timeout(1800)  # processes wait at most 600 s for each other; the rest is for a busy machine
 
@@ -262,7 +263,7 @@ def endless() -> None:
         @loop.epoch_ended(once=2)
         def fail(state: rein.State) -> None:
             if group.rank == 1 and hangs:
-                sys.stdin.read()  # until the test ends
+                time.sleep(3600.0)  # until the test ends
             if group.rank == 1:
                 os._exit(7)
             if hangs:  # shorten the timeout only now, since both processes may have been slow so far
@@ -271,20 +272,14 @@ def endless() -> None:
         loop.run(epochs=10_000, iterations=8)
 
 
-def started(case: str, folder: Path) -> list[subprocess.Popen[str]]:
+def started(case: str, folder: Path) -> list[programs.Program]:
     """Start two processes and return them in the order of their ranks."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
-    shared = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    shared = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     return [
-        subprocess.Popen(
-            [sys.executable, __file__, case, str(folder / str(number))],
-            env=shared | {"RANK": str(number)},
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        programs.Program(__file__, case, folder / str(number), env=shared | {"RANK": str(number)})
         for number in range(2)
     ]
 
@@ -293,8 +288,8 @@ def started(case: str, folder: Path) -> list[subprocess.Popen[str]]:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the results of two processes."""
     folder = tmp_path_factory.mktemp("pair")
-    ended = [(process, process.communicate()[1]) for process in started("relations", folder)]
-    assert [process.returncode for process, _ in ended] == [0, 0], "\n".join(errors for _, errors in ended)
+    ended = [process.wait() for process in started("relations", folder)]
+    assert [done.returncode for done in ended] == [0, 0], "\n".join(done.stderr for done in ended)
     return [torch.load(folder / str(number), weights_only=False) for number in range(2)]
 
 
@@ -447,18 +442,18 @@ def test_processes_exchange_values(pair: list[dict[str, Any]]) -> None:
         assert found["after"] == (0, 1)
 
 
+@pytest.mark.default_cases("dies")
 @pytest.mark.parametrize("case", ["dies", "hangs"])
 def test_waiting_process_raises_if_the_other_process_ends_or_hangs(case: str, tmp_path: Path) -> None:
     waiting, failing = started(case, tmp_path)
     try:
-        _, message = waiting.communicate()
+        done = waiting.wait()
     finally:
-        for process in (waiting, failing):
-            process.kill()
-            process.communicate()
-    assert waiting.returncode == 1
-    assert "RuntimeError" in message
-    assert "process 0 of 2 waited for the others" in message
+        failing.kill()
+        failing.wait()
+    assert done.returncode == 1
+    assert "RuntimeError" in done.stderr
+    assert "process 0 of 2 waited for the others" in done.stderr
 
 
 def test_process_group_without_torchrun_has_one_process() -> None:

@@ -73,6 +73,7 @@ def fresh_numba_cache() -> Any:
     prioritized._compiled_tree.cache_clear()
 
 
+@pytest.mark.default_cases(every=2)
 @pytest.mark.parametrize("case", CASES)
 def test_plain_agent_trains_to_the_same_parameters(
     case: str, monkeypatch: pytest.MonkeyPatch, fresh_numba_cache: None
@@ -87,6 +88,7 @@ def test_plain_agent_trains_to_the_same_parameters(
     torch.testing.assert_close(*states, atol=2e-5, rtol=2e-4)
 
 
+@pytest.mark.default_cases("1-True")
 @pytest.mark.parametrize(("value", "plain"), [("1", "True"), ("0", "False"), ("", "False")])
 def test_environment_variable_sets_the_switch(value: str, plain: str) -> None:
     command = [sys.executable, "-c", "from rein.ops import backend; print(backend.PLAIN)"]

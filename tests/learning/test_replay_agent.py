@@ -165,6 +165,7 @@ EFFECTS = {
 }
 
 
+@pytest.mark.default_cases(every=5)
 @pytest.mark.parametrize("option", EFFECTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_option_has_an_effect(kind, option):
@@ -200,6 +201,7 @@ def test_memmap_storage_does_not_change_results(kind):
     assert first_difference(parameters(one), parameters(other)) is None
 
 
+@pytest.mark.default_cases("SAC-3", "TD3-1", "DDPG-3", "DQN-1")
 @pytest.mark.parametrize("micro_batch", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_micro_batches_change_rounding_only(kind, micro_batch):

@@ -34,6 +34,7 @@ def fitted(environment: Any, **options: Any) -> PPO:
     return PPO(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
 
 
+@pytest.mark.slow
 class TestContract(AgentContract):
     options: ClassVar[dict[str, Any]] = {}
 
@@ -45,6 +46,7 @@ class TestContract(AgentContract):
         return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
+@pytest.mark.slow
 class TestBallContract(TestContract):
     options: ClassVar[dict[str, Any]] = {"squash": "ball", "state_dependent_std": True}
 
@@ -229,6 +231,7 @@ def test_draws_are_proportional_to_remaining_rates() -> None:
     assert ((after / after.sum() - left).abs() < 4.0 * (left * (1 - left) / after.sum()).sqrt()).all()
 
 
+@pytest.mark.default_cases("2")
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_inverse_probability_estimates_are_unbiased(count: int) -> None:
     """The mean of 1 / probability over all draws, with 0 for items that were not drawn, is 1 for each item."""
@@ -353,6 +356,7 @@ PROBE = {
 }
 
 
+@pytest.mark.default_cases("bandit")
 @pytest.mark.parametrize(
     ("make", "epochs", "options"),
     [

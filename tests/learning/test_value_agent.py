@@ -27,6 +27,7 @@ def trained(kind, **options):
     return agent
 
 
+@pytest.mark.default_cases("options0-DQN", "options1-IQN")
 @BOTH
 @pytest.mark.parametrize("options", [{}, {"prioritized": True, "n_step": 3}])
 def test_frame_replay_does_not_change_learning(kind, options):

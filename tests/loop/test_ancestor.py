@@ -97,6 +97,7 @@ def test_metrics_survive_a_halt_at_the_end_of_an_epoch(event: str) -> None:
     assert (final.metrics["x"], final.status) == (2.0, "halted")
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_over_many_short_epochs() -> None:
     """The earlier loop kept a dictionary per epoch. Memory is measured, because timing is unreliable in tests."""
     loop = rein.Loop(lambda state: {"x": 1.0})

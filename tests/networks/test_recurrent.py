@@ -413,6 +413,7 @@ def test_core_is_abstract() -> None:
         Core(I, H, H)  # pyright: ignore[reportAbstractUsage]  # invalid on purpose
 
 
+@pytest.mark.default_cases("LSTM-1-as_sequence", "GRU-1-in_steps", "MinimalGRU-2-in_steps", "MinimalGRU-1-as_sequence")
 @pytest.mark.filterwarnings(
     "ignore:.*autograd.function.Function.* should not be instantiated:DeprecationWarning"
 )  # raised by torch

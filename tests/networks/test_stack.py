@@ -70,6 +70,7 @@ def test_without_layers_input_is_passed_on(members: int) -> None:
     assert torch.equal(stack.member(members - 1, x), x)
 
 
+@pytest.mark.default_cases("relu")
 @pytest.mark.parametrize("activation", ops.FUSED)
 def test_compiled_stack_matches_to_rounding(activation: str) -> None:
     stack, x = make(activation=activation), rows(B)

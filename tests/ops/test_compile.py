@@ -107,6 +107,7 @@ def test_every_function_that_does_not_draw_has_a_case() -> None:
     assert {function for function in found if draws(function)} == {indices.minibatches, statistics.bootstrap_interval}
 
 
+@pytest.mark.default_cases(every=3)
 @pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
 def test_function_compiles_to_one_graph(function: Callable[..., Any]) -> None:
     equal_in_one_graph(CASES[function])

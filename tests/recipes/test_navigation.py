@@ -46,6 +46,7 @@ def test_run_is_stored_evaluated_and_replayed_from_the_command_line(
     assert "192 env steps" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early_leave", [False, True])
 def test_shared_policy_solves_navigation(early_leave: bool) -> None:
     loop = navigation(early_leave=early_leave)

@@ -42,6 +42,7 @@ def test_agent_uses_the_options_of_the_recipe(recipe) -> None:
     assert [config[name] for name in names] == [0.5, 0.125, 7, 8, [8], 20, 0.5]
 
 
+@pytest.mark.default_cases("cartpole_dqn", "gridworld_dqn", "pendulum_sac", "pendulum_td3")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_options_are_command_line_flags(recipe, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
@@ -55,6 +56,7 @@ def test_options_are_command_line_flags(recipe, tmp_path, monkeypatch, capsys) -
     assert list(tmp_path.glob(f"runs/{name}/trajectories/*.h5"))
 
 
+@pytest.mark.default_cases("gridworld_dqn")
 @pytest.mark.parametrize("recipe", [gridworld_dqn, turtleworld_sac])
 def test_recipe_solves_its_task(recipe) -> None:
     final = recipe(seed=0).run()

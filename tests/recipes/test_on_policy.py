@@ -33,12 +33,14 @@ def small(recipe: Any) -> dict[str, int]:
     return SMALL | ({"env_steps": STEPS} if recipe in (halfcheetah_ppo, pong) else {"epochs": 3})
 
 
+@pytest.mark.default_cases("acrobot", "pendulum_ppo", "mountaincar", "memory_ppo", "lunarlander", "halfcheetah_ppo")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_each_epoch_is_one_rollout(recipe):
     state = recipe(**small(recipe)).run()
     assert (state.clocks.env_steps, state.clocks.updates) == (3 * 4 * 8, 3 * 2 * 3)
 
 
+@pytest.mark.default_cases("acrobot", "pendulum_ppo", "mountaincar", "memory_ppo", "lunarlander", "halfcheetah_ppo")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_agent_uses_the_options_of_the_recipe(recipe):
     config = recipe(**small(recipe), gamma=0.5, gae_lambda=0.25, learning_rate=0.125, seed=7).parts["agent"].config
@@ -47,6 +49,7 @@ def test_agent_uses_the_options_of_the_recipe(recipe):
     assert "0.125" in str(config["learning_rate"])
 
 
+@pytest.mark.default_cases("acrobot", "pendulum_ppo", "mountaincar", "memory_ppo", "lunarlander", "halfcheetah_ppo")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_options_are_command_line_flags(recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -58,6 +61,7 @@ def test_options_are_command_line_flags(recipe, tmp_path, monkeypatch, capsys):
     assert list(tmp_path.glob(f"runs/{name}/trajectories/*.h5"))
 
 
+@pytest.mark.default_cases("acrobot")
 @pytest.mark.parametrize("recipe", NATIVE)
 def test_results_depend_only_on_the_seed(recipe):
     def trained(seed: int) -> object:
@@ -84,6 +88,7 @@ def test_mountaincar_evaluates_with_a_different_seed():
     assert parts["evaluation_environment"].seed == stream_seed(5, "evaluation")
 
 
+@pytest.mark.default_cases("mingru")
 @pytest.mark.parametrize("core", ["lstm", "gru", "mingru"])
 def test_memory_ppo_solves_its_task(core):
     loop = memory_ppo(core=core, cues=2, delay=2)
@@ -92,6 +97,7 @@ def test_memory_ppo_solves_its_task(core):
     assert evaluate(loop.parts["agent"].policy(), environment, 100).mean_return >= 0.95
 
 
+@pytest.mark.slow
 def test_return_stays_at_chance_without_core():
     state = memory_ppo(core="none", epochs=30).run()
     assert state.status == "completed"
@@ -127,6 +133,7 @@ def test_missing_dependency_error_names_the_extra(recipe, module, line, monkeypa
         recipe()
 
 
+@pytest.mark.slow
 def test_pong_observes_four_grayscale_frames():
     for size, options in ((42, {}), (84, {"size": 84})):
         environment = pong(num_envs=2, **options).parts["environment"]

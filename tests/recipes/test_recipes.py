@@ -12,6 +12,7 @@ from rein.recipes.taxi import taxi
 from rein.testing.stateful import first_difference
 
 
+@pytest.mark.slow
 def test_taxi_reaches_a_greedy_return_of_7():
     state = taxi().run()
     assert state.reason == "solved"
@@ -25,6 +26,7 @@ def test_gridworld_finds_shortest_paths(target):
     assert state.memory["solved"]["value"] >= optimal_return(*target) - 0.5
 
 
+@pytest.mark.default_cases("gridworld")
 @pytest.mark.parametrize("recipe", [gridworld, taxi])
 def test_results_depend_only_on_the_seed(recipe):
     def table(seed: int) -> object:

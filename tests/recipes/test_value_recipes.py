@@ -22,6 +22,7 @@ def small(recipe: Any) -> dict[str, Any]:
     return SMALL | length | {"update_to_data": 0.25}
 
 
+@pytest.mark.default_cases("lunarlander_dqn")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_updates_follow_train_frequency(recipe):
     state = recipe(**small(recipe)).run()
@@ -38,6 +39,7 @@ def test_agent_uses_the_options_of_the_recipe(recipe):
     assert "77" in str(config["epsilon"])
 
 
+@pytest.mark.default_cases("lunarlander_dqn")
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_options_are_command_line_flags(recipe, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -48,6 +50,7 @@ def test_options_are_command_line_flags(recipe, tmp_path, monkeypatch, capsys):
     assert "48 env steps" in capsys.readouterr().out
 
 
+@pytest.mark.default_cases("True")
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_pong_stores_each_frame_once(prioritized):
     loop = pong_dqn(**small(pong_dqn), prioritized=prioritized)

@@ -97,6 +97,7 @@ def samples(replay: Replay, seed: int, n_step: int) -> list[Any]:
     return [replay.sample(rows, drawn, replacement=False, **options), replay.sample(8, drawn, **options)]
 
 
+@pytest.mark.default_cases(every=5)
 @pytest.mark.parametrize("odd", [0.0, 0.1, 1.0], ids=["stacks", "some whole", "all whole"])
 @pytest.mark.parametrize("num_envs", [1, 3])
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
@@ -161,6 +162,7 @@ def test_rows_taken_between_appends_equal_those_of_plain_replay():
         same(plain.take(index_B), frames.take(index_B))
 
 
+@pytest.mark.default_cases("1")
 @pytest.mark.parametrize("length", [1, 2, 4])
 def test_memory_is_a_fraction_of_that_of_plain_replay(length):
     episodes = Episodes(0, 2, length, shape=(36, 36), values=250, ends=0.01, invalid=0.0)

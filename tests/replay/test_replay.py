@@ -34,6 +34,7 @@ class TestReplayOfOneEnvironment(TestReplay):
     num_envs = 1
 
 
+@pytest.mark.slow
 class TestReplayInAFile(TestReplay):
     num_envs = 5
 

@@ -300,6 +300,7 @@ def test_recorded_transitions_are_read_back(tmp_path):
 METHODS = ["fork", "spawn"] if sys.platform == "linux" else ["spawn"]
 
 
+@pytest.mark.default_cases("mapped-fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("path", ["mapped"], indirect=True)

@@ -1,8 +1,6 @@
 """The folder of a run: existing folders, and files moved aside."""
 
 import logging
-import subprocess
-import sys
 
 import pytest
 
@@ -10,6 +8,7 @@ from rein.errors import StoreError
 from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.testing.store import assert_equal, make_trajectory
+from tests import programs
 
 
 def read(path):
@@ -55,7 +54,7 @@ def test_exist_new_uses_the_next_free_name(tmp_path, caplog):
 
 def test_warnings_go_to_stderr_without_logging_configuration(tmp_path):
     code = f"from rein.store.hdf5 import HDF5Store; HDF5Store({str(tmp_path)!r}, exist='new').close()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = programs.run("-c", code)
     assert (done.stdout, done.stderr) == ("", f"{tmp_path} exists; this run is stored in {tmp_path}-2\n")
 
 

@@ -18,6 +18,7 @@ from rein.errors import StoreError
 from rein.store.checkpoint_file import write_checkpoint
 from rein.store.hdf5 import HDF5Store
 from rein.store.lock import Lock, is_locked, keep_stores_out
+from tests import programs
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="folders are not locked on Windows")
 
@@ -47,8 +48,7 @@ time.sleep(60)
 
 def opened_by_another_process(path: Path) -> str:
     """Open the store in another process and return its output."""
-    command = [sys.executable, "-c", OTHER, str(path)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return programs.run("-c", OTHER, path).stdout
 
 
 def test_second_process_cannot_open_a_run(tmp_path):
@@ -98,6 +98,7 @@ def test_lock_is_held_until_the_last_checkpoint_is_written(tmp_path, monkeypatch
     assert not is_locked(store.path)
 
 
+@pytest.mark.slow
 def test_surviving_workers_do_not_keep_the_lock(tmp_path):
     path = tmp_path / "run"
     process = subprocess.Popen([sys.executable, "-c", WITH_A_WORKER, str(path)], stdout=subprocess.PIPE, text=True)

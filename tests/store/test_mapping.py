@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from rein.store.format.mapping import MappedFile
 from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.testing.store import assert_equal, make_trajectory
+from tests import programs
 
 FILES = 80
 STEPS = 400  # rewards take more than a page, so they are mapped
@@ -63,9 +63,7 @@ assert_equal(held[::20], [make_trajectory(epoch, steps=400) for epoch in range(1
 def test_run_with_more_files_than_descriptors_is_read(tmp_path):
     pytest.importorskip("resource")
     write(tmp_path / "run", FILES)
-    command = [sys.executable, "-c", WITH_FEW_DESCRIPTORS, str(tmp_path / "run"), str(FILES)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    programs.run("-c", WITH_FEW_DESCRIPTORS, tmp_path / "run", FILES)
 
 
 def maps_of(path: Path) -> int:

@@ -34,7 +34,8 @@ def make(
     store = rein.HDF5Store(path, exist="resume")
     loop = rein.training_loop(agent, environment, store, episodic=episodic, epochs=8, iterations=7)
     if evaluated:
-        evaluate_every(loop, agent.policy(), Gridworld(2, [(2, 4)], seed=1), episodes=4, every=2)
+        test = Gridworld(2, [(2, 4)], seed=1, max_episode_steps=99)
+        evaluate_every(loop, agent.policy(), test, episodes=4, every=2)
     checkpoint(loop, store, every=every, keep_last=None)
     return loop
 
@@ -71,6 +72,7 @@ def interrupted(path: Path, at: int, **options: Any) -> None:
     loop.parts["store"].close()
 
 
+@pytest.mark.default_cases("True")
 @pytest.mark.parametrize("episodic", [False, True])
 def test_resumed_run_equals_an_uninterrupted_run(tmp_path, episodic):
     whole = finish(make(tmp_path / "whole", episodic=episodic))
@@ -83,6 +85,7 @@ def test_resumed_run_equals_an_uninterrupted_run(tmp_path, episodic):
         same_trajectories(tmp_path / "whole", path)
 
 
+@pytest.mark.default_cases("24")
 @pytest.mark.parametrize("at", [6, 24])
 def test_resumed_run_with_random_seeds_equals_an_uninterrupted_run(tmp_path, at):
     path = tmp_path / "run"
@@ -238,6 +241,7 @@ def test_resume_into_another_folder(tmp_path):
     assert rein.open_run(tmp_path / "branch").epochs["number"].tolist() == [5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_repeatedly_resumed_run_equals_an_uninterrupted_run(tmp_path):
     whole = finish(make(tmp_path / "whole"))
     path = tmp_path / "run"

@@ -8,8 +8,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from rein.store.format.objects import encode_name
 from rein.store.format.sealed import verify
 from rein.store.verify import verify_run
 from rein.testing.stateful import first_difference
+from tests import programs
 
 WALL_TIME = "seconds"
 
@@ -156,13 +155,12 @@ loop.run()
 """
 
 
+@pytest.mark.default_cases("8,compl")
 @pytest.mark.parametrize("torn", [b"", b"8,compl"])
 def test_killed_and_resumed_run_has_the_same_rows(tmp_path: Path, torn: bytes) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     finish(make(whole))
-    command = [sys.executable, "-c", KILLED, __file__, str(run)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(rein.__file__).parents[1])}
-    assert subprocess.run(command, env=environment).returncode == -signal.SIGKILL
+    assert programs.run("-c", KILLED, __file__, run, check=False).returncode == -signal.SIGKILL
     before = read(run / "metrics.csv")
     assert [row["epoch"] for row in before] == [str(epoch) for epoch in range(1, 8)], "no ended epoch is lost"
     with open(run / "metrics.csv", "ab") as file:
@@ -186,6 +184,7 @@ EVENTS = [
 ]
 
 
+@pytest.mark.default_cases("epoch_ended")
 @pytest.mark.parametrize("on", EVENTS, ids=lambda on: on["event"])
 def test_resumed_run_has_every_evaluation_once(tmp_path: Path, on: dict[str, Any]) -> None:
     whole = tmp_path / "whole"
@@ -247,6 +246,7 @@ def test_new_run_in_an_old_folder_explains_how_to_resume(tmp_path: Path, caplog:
     assert "this run starts over" in caplog.text and "call rein.resume(loop, path)" in caplog.text
 
 
+@pytest.mark.default_cases("edited", "NUL block", "huge cell")
 @pytest.mark.parametrize(
     "damage",
     [b"three,completed", b"\0" * 4096, b'3,"' + b"x" * 200_000 + b'"', b'"3,completed', b"\xff\xfe", b"9" * 5000],
@@ -331,6 +331,10 @@ def test_hard_linked_copies_of_a_run_are_independent(tmp_path: Path, when: str) 
     assert {file: file.read_bytes() for file in copied} != copied
 
 
+@pytest.mark.default_cases(
+    "lost0-metrics.csv: has no row of epochs 1 to 2, 5; the run continues after epoch 6 without",
+    "lost1-metrics.csv: has no row of epoch 6; the run continues after epoch 6 without",
+)
 @pytest.mark.parametrize(
     ("lost", "message"),
     [
@@ -368,6 +372,7 @@ def test_run_resumed_in_a_new_folder_reports_no_missing_rows(tmp_path: Path, cap
     assert "no row of" not in caplog.text
 
 
+@pytest.mark.default_cases("metrics.csv", "metrics.h5")
 @pytest.mark.parametrize("name", ["metrics.csv", "evaluations.csv", "metrics.h5"])
 def test_failed_write_is_reported_once_and_does_not_affect_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str

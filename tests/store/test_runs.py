@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 import rein
 from rein.cli import main
 from rein.envs.cartpole import CartPole
+from tests import programs
 
 
 def train(
@@ -84,7 +83,7 @@ from pathlib import Path
 from tests.store.test_runs import train
 train(Path({str(tmp_path)!r}), lambda loop: loop.epoch_ended(once=2)(lambda state: os.kill(os.getpid(), 9)))
 """
-    subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=False)
+    programs.run("-c", program, cwd=Path(__file__).parents[2], check=False)
     (run,) = rein.list_runs(tmp_path)
     assert (run.status, run.env_steps) == ("killed", 160)
 

@@ -53,6 +53,7 @@ def test_every_zero_keeps_no_epochs(tmp_path):
     assert list_files(store.path / "trajectories") == []
 
 
+@pytest.mark.default_cases(every=5)
 @pytest.mark.parametrize("mode", ["max", "min"])
 @pytest.mark.parametrize("count", [1, 3, 9, 20])
 @pytest.mark.parametrize("flushed_after", [(), (2, 4, 7), tuple(range(1, 11))])
@@ -93,6 +94,7 @@ def test_all_parts_of_a_displaced_epoch_are_removed(tmp_path):
     assert {path.name[:6] for path in list_files(store.path / "trajectories")} == {"000002"}
 
 
+@pytest.mark.default_cases(every=4)
 @pytest.mark.parametrize("at", range(1, 10))
 @pytest.mark.parametrize("further", [0, 1, 3])
 def test_resumed_run_keeps_the_same_best_epochs(tmp_path, at, further):
@@ -221,6 +223,7 @@ def test_compacted_run_keeps_best_epochs_in_separate_files(tmp_path):
     assert kept(resumed) == best(2)
 
 
+@pytest.mark.default_cases("7-options0", "40-options1", "7-options2")
 @pytest.mark.parametrize("options", [{"keep_best": (3, "episode_return", "max")}, {"every": 3}, {}])
 @pytest.mark.parametrize("length", [7, 40])
 def test_column_whole_marks_readable_episodes(tmp_path, options, length):

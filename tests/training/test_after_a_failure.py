@@ -44,6 +44,9 @@ def check_clocks(loop: rein.Loop) -> None:
     assert clocks.vector_steps == clocks.iterations == sum(record.iterations for record in loop.state.history)
 
 
+@pytest.mark.default_cases(
+    "action_selected-30", "action_applied-1", "observation_recorded-1", "model_optimized-1", "trajectory_persisted-1"
+)
 @pytest.mark.parametrize("firing", [1, 30])
 @pytest.mark.parametrize("phase", PHASES)
 def test_run_continued_after_ctrl_c_is_stored_correctly(

@@ -6,25 +6,21 @@ The tests simulate the device in a separate process; see stand_in_device.py.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import programs
+
 PROGRAM = Path(__file__).with_name("on_a_device.py")
 
 
 def report_of(case: str) -> dict[str, Any]:
-    ran = subprocess.run(
-        [sys.executable, PROGRAM, case], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout.splitlines()[-1])[case]
+    return json.loads(programs.run(PROGRAM, case).stdout.splitlines()[-1])[case]
 
 
+@pytest.mark.default_cases("a2c")
 @pytest.mark.parametrize("case", ["ppo, recurrent", "ppo, torch's AdamW", "ppo, worlds", "a2c", "impala", "pqn"])
 def test_rollout_on_device_equals_cpu_and_never_waits(case: str) -> None:
     found = report_of(case)
@@ -32,6 +28,7 @@ def test_rollout_on_device_equals_cpu_and_never_waits(case: str) -> None:
     assert found["waited"] == 0
 
 
+@pytest.mark.default_cases("td3")
 @pytest.mark.parametrize("case", ["iqn", "recurrent dqn", "sac", "discrete sac", "td3", "ddpg", "awac", "iql"])
 def test_replay_on_device_equals_cpu_and_waits_once_per_step(case: str) -> None:
     found = report_of(case)
@@ -39,6 +36,7 @@ def test_replay_on_device_equals_cpu_and_waits_once_per_step(case: str) -> None:
     assert found["waited"] == 3 * 6  # one check per step for enough rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["ppo, continuous", "dqn"])
 def test_run_on_device_is_stored_and_resumes_exactly(case: str) -> None:
     found = report_of(case)
@@ -74,5 +72,4 @@ with stand_in():
 
 
 def test_simulated_device_rejects_mixing_and_counts_waits() -> None:
-    ran = subprocess.run([sys.executable, "-c", MIXED_DEVICES], cwd=PROGRAM.parent, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
+    programs.run("-c", MIXED_DEVICES, cwd=PROGRAM.parent)

@@ -100,6 +100,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.default_cases(every=5)
 @each_agent
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_global_torch_defaults_do_not_change_training(name: str, setting: str) -> None:
@@ -112,6 +113,7 @@ def test_global_torch_defaults_do_not_change_training(name: str, setting: str) -
     assert first_difference(expected, found) is None
 
 
+@pytest.mark.default_cases("PPO", "A2C", "TD3", "QLearning", "PPO recurrent")
 @each_agent
 def test_parts_built_in_inference_mode_can_be_trained(name: str) -> None:
     expected = train(*build(name))
@@ -130,6 +132,7 @@ def test_training_in_inference_mode_raises(name: str) -> None:
         train(agent, environment)
 
 
+@pytest.mark.default_cases(every=7)
 @each_agent
 @pytest.mark.parametrize("setting", ["float64", "meta", "inference"])
 def test_load_agent_under_global_settings(name: str, setting: str, tmp_path: Any) -> None:
@@ -169,6 +172,7 @@ def broken(field: str, value: float, at: int) -> Callable[[Any], Any]:
 FAULTS = [("reward", torch.nan), ("reward", torch.inf), ("reward", -torch.inf), ("observation", torch.nan)]
 
 
+@pytest.mark.default_cases(every=5)
 @each_agent
 @pytest.mark.parametrize(("field", "value"), FAULTS)
 @pytest.mark.parametrize("at", [0, 19])
@@ -201,6 +205,7 @@ class Samples(gymnasium.Env[Any, Any]):
         return self.observation_space.sample(), 1.0, self.steps == 5, False, {}
 
 
+@pytest.mark.default_cases(every=4)
 @pytest.mark.parametrize("name", ["PPO", "DQN", "QLearning"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
 @pytest.mark.parametrize("kind", ["Discrete", "MultiDiscrete"])
@@ -286,6 +291,7 @@ def test_nan_in_reset_observation_raises() -> None:
         train(agent, environment)
 
 
+@pytest.mark.default_cases(every=2)
 @each_agent
 def test_non_finite_loss_or_gradient_raises_before_update(name: str) -> None:
     """The data is finite, but one parameter is not, as after a too large update."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import random
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from rein.envs.gridworld import Gridworld
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate_every import evaluate_every
 from rein.testing.stateful import copy_state, first_difference
+from tests import programs
 
 FINISH = Path(__file__).with_name("finish_runs.py")
 POINTS = 6  # random iterations per case at which the state is saved
@@ -54,7 +53,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tupl
     folder, tools = tmp_path_factory.mktemp("runs"), runpy.run_path(str(FINISH))
     cases = [(kind, mode) for kind in ("gridworld", "taxi") for mode in ("continuing", "episodic")]
     ends = {case: run_and_save(tools, *case, folder) for case in cases}
-    subprocess.run([sys.executable, str(FINISH), str(folder)], check=True)
+    programs.run(FINISH, folder)
     return {case: (ends[case], sorted(folder.glob(f"{'-'.join(case)}-*.finished"))) for case in cases}
 
 
@@ -81,6 +80,7 @@ class Asking(Gridworld):
         return super().apply_action(action)
 
 
+@pytest.mark.default_cases("epoch_started-False", "epoch_ended-True")
 @pytest.mark.parametrize("episodic", [False, True])
 @pytest.mark.parametrize("event", ["epoch_started", "iteration_completed", "epoch_ended"])
 def test_run_interrupted_in_evaluation_resumes_exactly(tmp_path: Path, episodic: bool, event: str) -> None:

@@ -103,6 +103,7 @@ def test_record_video_has_a_state_only_if_the_inner_environment_has_one(tmp_path
     assert [hasattr(kinds[Gridworld], name) for name in STATE] == [True, True]
 
 
+@pytest.mark.default_cases("none", "frame_stack", "frame_stack in time_limit in scale_reward")
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_run_without_environment_state_resumes_with_new_episodes(
     wrapper: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -78,6 +78,9 @@ def cart_poles() -> Shuffled:
     return Shuffled("CartPole-v1", 4, seed=1)
 
 
+@pytest.mark.default_cases(
+    "PPO-first come", "recurrent PPO-asynchronous", "A2C-asynchronous", "DQN-first come", "SAC-asynchronous"
+)
 @pytest.mark.parametrize("collection", COLLECTIONS)
 @pytest.mark.parametrize("name", [*AGENTS, *CONTINUOUS])
 def test_transitions_equal_those_of_a_plain_loop_with_the_same_actions(
@@ -176,6 +179,7 @@ def test_a_second_run_continues_the_open_episodes(tmp_path: Path) -> None:
     assert check_transitions(run, "Pendulum-v1") == 160
 
 
+@pytest.mark.default_cases("asynchronous")
 @pytest.mark.parametrize("collection", COLLECTIONS)
 def test_a_resumed_run_begins_new_episodes(collection: str, tmp_path: Path, caplog: Any) -> None:
     def build() -> rein.Loop:

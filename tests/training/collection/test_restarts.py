@@ -43,6 +43,7 @@ def fragile(probability: float = 0.02) -> Any:
 COLLECTIONS = {"together": None, "first come": rein.FirstCome(), "asynchronous": rein.Asynchronous(ahead=4)}
 
 
+@pytest.mark.default_cases("A2C-together", "A2C-first come", "A2C-asynchronous")
 @pytest.mark.parametrize("collection", COLLECTIONS)
 @pytest.mark.parametrize("kind", [rein.A2C, functools.partial(rein.DQN, learning_starts=50, batch_size=8)])
 def test_lost_episodes_are_neither_counted_nor_joined_with_others(kind: Any, collection: str, tmp_path: Path) -> None:
