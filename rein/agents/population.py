@@ -16,6 +16,7 @@ from torch import Tensor
 from rein.agents.base.agent import Agent, copy_learned
 from rein.agents.base.options import as_json, options_of
 from rein.agents.base.stacked.separate import SeparateAgents, joined, split
+from rein.ops.parallel import processes
 from rein.ops.random import checked_seed
 from rein.ops.trees import map_tree
 from rein.protocols import Policy
@@ -82,6 +83,8 @@ class Population:
         self._agents: list[Any] = [kind(self.observation_space, self.action_space, **mine) for mine in each]
         self._frozen: dict[int, Any] = {}  # greedy policies of the learners that no longer learn
         self._active = together(self._agents)
+        # JSON values that all processes of a group must have in common, because learners step according to them
+        self.decisions: dict[str, Any] = {}
         self._selected: tuple[Any, Any] = (None, {}), None  # action and extras, and those of the learners that learn
         self.seed: int | None = None
         if self._seeds is not None:
@@ -159,9 +162,12 @@ class Population:
     def freeze(self, learners: int | np.integer[Any] | Iterable[int]) -> None:
         """Let learners act greedily from now on, without recording and learning. Only `copy_learner` changes them.
 
+        In a group of processes, all processes must freeze the same learners between the same updates. Otherwise, the
+        next update raises ValueError in all of them.
+
         Raises ValueError for a number that is not that of a learner, and if no learner would be left.
         """
-        chosen = {int(learners)} if isinstance(learners, int | np.integer) else {*learners}
+        chosen = {int(learners)} if isinstance(learners, int | np.integer) else {int(number) for number in learners}
         if unknown := sorted(chosen - {*range(len(self._agents))}):
             raise ValueError(f"freeze({unknown}): the learners are 0 to {len(self._agents) - 1}")
         if len(self.frozen | chosen) == len(self._agents):
@@ -217,6 +223,9 @@ class Population:
 
     def optimize_model(self) -> dict[str, Tensor]:
         """Let every learner learn if its update is due. Returns means over learners, and the metrics of each."""
+        if processes() > 1:
+            for learner in self.learners.values():
+                learner.decisions = {**self.decisions, "frozen learners": sorted(self._frozen)}
         metrics: dict[str, Tensor] = {}
         for name, value_K in self._active.optimize_model().items():
             value_S = torch.full((len(self._agents),), math.nan, dtype=torch.float32, device=self.device)

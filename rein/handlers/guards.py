@@ -14,6 +14,7 @@ from rein.episodes.finite import first_nonfinite, floats, where
 from rein.errors import NonFiniteError
 from rein.loop import Loop
 from rein.loop.state import State
+from rein.ops.parallel import processes
 from rein.ops.statistics import global_norm
 from rein.types import StepState
 
@@ -85,11 +86,16 @@ def guard_updates(loop: Loop, guard: UpdateGuard, saver: Any = None, *, agent: s
     learns from different data.
 
     Raises:
-        ValueError: If "return" has no saver, or if the loop has no part `agent`.
+        ValueError: If "return" has no saver or is used in a group of processes, or if the loop has no part `agent`.
         NonFiniteError: At a failure, if every checkpoint contains NaN or infinity.
     """
     if guard.on_failure == "return" and saver is None:
         raise ValueError('guard_updates(...): on_failure="return" needs the saver returned by checkpoint(loop, store)')
+    if guard.on_failure == "return" and processes() > 1:
+        raise ValueError(
+            'guard_updates(...): on_failure="return" would restore each process of a group from a separate checkpoint; '
+            'use "skip", which all processes do together'
+        )
     if agent not in loop.parts:
         raise ValueError(
             f"guard_updates(agent={agent!r}): no such part; the loop owns {', '.join(loop.parts) or 'nothing'}"

@@ -10,6 +10,7 @@ from typing import Any
 import attrs
 import torch
 
+from rein.agents.base.data_parallel import mean_of_processes
 from rein.agents.base.options import as_json, options_of
 from rein.agents.population import Population
 from rein.foreign_names import refuse_unknown
@@ -42,10 +43,11 @@ def population_based_training(
         loop = rein.training_loop(agent, env, "runs/pbt")
         rein.population_based_training(loop, {"learning_rate": (1e-4, 1e-2)}, every=20)
 
-    Learners are compared by the metric `learner_return/<i>`. Each of the worst ones copies networks, optimizers,
-    normalizers and the options in `bounds` from a random one of the best, unless that one has no higher return. Then
-    each of these options is multiplied by one of the factors at random, or replaced by a random value. The mean return
-    of the copy is computed from its next episodes only. The copy is not compared before it has finished one.
+    Learners are compared by the metric `learner_return/<i>`, in a group of processes by its mean over them. Each of the
+    worst ones copies networks, optimizers, normalizers and the options in `bounds` from a random one of the best,
+    unless that one has no higher return. Then each of these options is multiplied by one of the factors at random, or
+    replaced by a random value. The mean return of the copy is computed from its next episodes only. The copy is not
+    compared before it has finished one.
 
     The copy keeps its counts, its random streams, its environments, and its replay or unfinished rollout. It therefore
     learns from data of both policies for a while. Let `every` fall on the end of a rollout to avoid this with on-policy
@@ -78,6 +80,7 @@ def population_based_training(
     if not isinstance(population, Population):
         raise TypeError(f"{_NAME}: expected a loop of a rein.Population, got one of {type(population).__name__}")
     attach = loop.event(event)(**filters)
+    population.decisions[name] = {"bounds": as_json([*bounds.items()]), "event": event, "filters": as_json([*filters])}
     checked = {option: _checked(population, option, *ends) for option, ends in bounds.items()}
     part = loop.own(
         name,
@@ -134,7 +137,10 @@ class PopulationBasedTraining:
 
     def evolve(self, state: State) -> None:
         """Replace the worst learners. Handler of the event."""
-        returns = [state.metrics[f"learner_return/{number}"] for number in range(self.population.num_learners)]
+        if not self.population.updates:  # the first update checks that all processes of a group do this
+            return
+        names = [f"learner_return/{number}" for number in range(self.population.num_learners)]
+        returns = [mean_of_processes(state.metrics[name]) for name in names]
         ranked = sorted((value, number) for number, value in enumerate(returns) if not math.isnan(value))
         count = max(1, int(len(returns) * self.fraction))
         if len(ranked) < 2 * count:  # too few learners have a return

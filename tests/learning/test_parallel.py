@@ -242,10 +242,36 @@ def relations() -> dict[str, Any]:
             "another shape": error_of(lambda: ran(make_loop(shared=group.rank == 1), epochs=1)),
             "built too early": error_of(lambda: ran(early, epochs=1)),
             "per process": ran(make_loop(**PER_PROCESS[group.rank]), epochs=2),
+            "populations": {case: train_population(case, group.rank) for case in POPULATIONS},
         }
         found["differs"] = {name: run_with_different_options(name, group.rank) for name in DIFFERS}
         found["later"] = {name: run_with_later_difference(name, group.rank) for name in LATER_DIFFERENCES}
     return found | {"after": tuple(process_group_of_one())}
+
+
+# what each process does with a population -> message of both processes
+POPULATIONS = {
+    "all freeze learner 0": "no error",
+    "one freezes learner 0": "frozen learners is [] in process 0 and [0] in process 1",
+    "all replace learners": "no error",
+    "one replaces learners": "population_based_training is None in process 0",
+}
+
+
+def train_population(case: str, number: int) -> dict[str, Any]:
+    """Return the error, the networks and the learning rates of a population."""
+    environment = CartPole(8, seed=number)
+    options: dict[str, Any] = {"rollout_steps": 4, "minibatches": 1, "hidden": (4,), "seed": 0}
+    agent = rein.Population(PPO, environment, learners=4, learning_rate=[1e-3, 2e-3, 3e-3, 4e-3], **options)
+    loop, takes_part = rein.training_loop(agent, environment), number == 1 or case.startswith("all")
+    if takes_part and "freeze" in case:
+        loop.epoch_ended(once=2)(lambda state: agent.freeze(0))
+    elif takes_part:
+        rein.population_based_training(loop, {"learning_rate": (1e-4, 1e-2)}, every=2)
+    error = error_of(lambda: loop.run(epochs=6, iterations=8))
+    agents = [agent.agent(learner) for learner in range(4)]
+    rates = [one.learning_rate() for one in agents]
+    return {"error": error, "networks": [dict(one.networks.state_dict()) for one in agents], "rates": rates}
 
 
 def process_group_of_one() -> Any:
@@ -440,6 +466,22 @@ def test_processes_exchange_values(pair: list[dict[str, Any]]) -> None:
         assert found["mean"] == 0.5
         assert found["gathered"].tolist() == [[0, 5], [1, 5]]
         assert found["after"] == (0, 1)
+
+
+@pytest.mark.parametrize(("case", "message"), POPULATIONS.items(), ids=POPULATIONS)
+def test_processes_decide_together_which_learners_learn(pair: list[dict[str, Any]], case: str, message: str) -> None:
+    one, other = (found["populations"][case] for found in pair)
+    assert message in one["error"] and message in other["error"]
+    if message == "no error":
+        assert first_difference(one["networks"], other["networks"]) is None
+        assert one["rates"] == other["rates"]
+        assert ("replace" in case) == (one["rates"] != [1e-3, 2e-3, 3e-3, 4e-3])
+
+
+def test_restoring_checkpoints_separately_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rein.handlers.guards.processes", lambda: 2)
+    with pytest.raises(ValueError, match="group"):
+        rein.guard_updates(make_loop(), rein.UpdateGuard("return"), saver=object())
 
 
 @pytest.mark.default_cases("dies")

@@ -157,6 +157,7 @@ class Learner:
         if self._device.type == "cpu":
             keep_freed_memory()
         self._processes, self._until_check = processes(), 0  # steps until the next comparison of the processes
+        self.decisions: dict[str, Any] | None = None  # compared at each step, as JSON: they decide which learners step
 
     def _hooked(self) -> bool:
         """Return whether a parameter or a module has a hook. torch keeps one dictionary per kind and module."""
@@ -260,8 +261,10 @@ class Learner:
     def _average_over_processes(
         self, gradients: list[Tensor | None], metrics: dict[str, Tensor], batch: Batch
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
-        """Average over processes. Every 100 steps, raises ValueError if networks, optimizers or options differ."""
+        """Average over processes. Raises ValueError if decisions differ, or, every 100 steps, networks or options."""
         self._check_group()
+        if self.decisions is not None:
+            check_equal(self.decisions, self._device)
         if not self._until_check:
             state = (leaf for _, leaf in leaves(self.state_dict()) if isinstance(leaf, Tensor))
             check_same([*self._parameters, *state], self._shared_options())
