@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any, Protocol
 
 from rein.loop import Loop
@@ -48,8 +49,27 @@ def interrupts(loop: Loop, saver: Asked | None = None, *, force_after: float | N
     return caught
 
 
+def end_at_ctrl_c(loop: Loop, folder: Path | None) -> None:
+    """End the run of a script at the first Ctrl-C, save it, and raise KeyboardInterrupt. `training_loop` attaches it.
+
+    The last step is finished, and `checkpoint` saves the run if it is attached. A line on stderr states how to resume
+    the run in `folder`. A second Ctrl-C raises KeyboardInterrupt at once. Nothing changes if the program handles SIGINT
+    itself, with `interrupts` or `signal.signal`, or outside of the main thread.
+    """
+    caught = _CtrlC(loop, folder)
+
+    @loop.started.wire
+    def install(state: State) -> None:
+        handlers = (getattr(handler, "__self__", None) for handler in loop.started.handlers)
+        attached = any(isinstance(handler, Interrupts) for handler in handlers)
+        if not attached and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            caught.install(state)
+
+
 class Interrupts:
     """Signal handlers of one loop."""
+
+    ending: tuple[str, ...] = _ENDING
 
     def __init__(self, loop: Loop, saver: Asked | None, force_after: float | None) -> None:
         self.signal: int | None = None
@@ -62,7 +82,7 @@ class Interrupts:
         self.signal, self._closing = None, False
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in (*_numbers(_ENDING), *(_numbers(_SAVING) if self._saver is not None else ())):
+        for number in (*_numbers(self.ending), *(_numbers(_SAVING) if self._saver is not None else ())):
             if number not in _FORCING and signal.getsignal(number) == signal.SIG_IGN:  # as under nohup
                 continue
             self._previous[number] = signal.signal(number, self._receive)
@@ -86,10 +106,10 @@ class Interrupts:
             self._closing = self._loop.state._left = True  # ends an evaluation in the final event
         else:
             self.signal = number
-            name = signal.Signals(number).name
+            name, saved = signal.Signals(number).name, " and is saved" if _is_saved(self._loop) else ""
             self._loop.interrupt(f"interrupted by {name}")
             again = "; a second one ends it immediately" if number in _FORCING else ""
-            _write_stderr(f"\nrein: {name}: the run ends after this iteration and is saved{again}\n".encode())
+            _write_stderr(f"\nrein: {name}: the run ends after this iteration{saved}{again}\n".encode())
 
     def _end(self, number: int) -> None:
         self.signal = number
@@ -99,6 +119,33 @@ class Interrupts:
             forced.daemon = True
             forced.start()
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+
+class _CtrlC(Interrupts):
+    """Signal handler of a script, which ends with KeyboardInterrupt after its run."""
+
+    ending = ("SIGINT",)
+
+    def __init__(self, loop: Loop, folder: Path | None) -> None:
+        super().__init__(loop, None, None)
+        self._folder = folder
+
+    def restore(self) -> None:
+        """Restore the previous signal handler. Raises KeyboardInterrupt if a signal has ended the run."""
+        super().restore()
+        if (self.signal is not None or self._closing) and self._loop.state.status in ("completed", "halted"):
+            _write_stderr(f"rein: the run is interrupted; {self._advice()}\n".encode())
+            raise KeyboardInterrupt
+
+    def _advice(self) -> str:
+        if self._folder is None or not _is_saved(self._loop):
+            return "rein.checkpoint(loop) would save it, so that it could be resumed"
+        return f"to continue it, call rein.resume(loop, {str(self._folder)!r}) before loop.run()"
+
+
+def _is_saved(loop: Loop) -> bool:
+    """Return whether a handler saves a checkpoint when the run ends."""
+    return "checkpoint_saved" in loop.events
 
 
 def _numbers(names: tuple[str, ...]) -> list[int]:

@@ -239,8 +239,13 @@ class Loop:
         Raises:
             ValueError: If the data is empty, a limit is below 1, or `first_epoch` is not from 1 to `epochs`.
         """
-        for _ in self.stream(data, epochs=epochs, iterations=iterations, init=init, first_epoch=first_epoch):
-            pass
+        try:
+            for _ in self.stream(data, epochs=epochs, iterations=iterations, init=init, first_epoch=first_epoch):
+                pass
+        except KeyboardInterrupt as interrupt:
+            if self.state.status != "failed":  # the run has ended in order, and is not the cause
+                raise interrupt.with_traceback(None) from None
+            raise
         return self.state
 
     def stream(
