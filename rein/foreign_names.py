@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -179,6 +180,23 @@ INSTEAD: dict[str, str] = {
     "use_sde": "rein has no state-dependent exploration of this kind",
 }
 
+# Metric -> rein's metric.
+METRICS: dict[str, str] = {
+    **dict.fromkeys(
+        ("return", "reward", "ep_return", "ep_reward", "ep_rew_mean", "rollout/ep_rew_mean"), "episode_return"
+    ),
+    **dict.fromkeys(("episode_reward", "episodic_return", "charts/episodic_return", "score"), "episode_return"),
+    **dict.fromkeys(("episode_reward_mean", "mean_reward", "reward_mean", "train/mean_reward"), "episode_return"),
+    **dict.fromkeys(("eval/mean_reward", "eval_return", "eval_reward", "test_return"), "evaluation_return"),
+    **dict.fromkeys(("length", "ep_len_mean", "rollout/ep_len_mean", "episodic_length"), "episode_length"),
+    **dict.fromkeys(("eval/mean_ep_length", "eval_length"), "evaluation_length"),
+    **dict.fromkeys(("success_rate", "eval/success_rate", "rollout/success_rate"), "evaluation_success_rate"),
+    "lr": "learning_rate",
+    "train/learning_rate": "learning_rate",
+    "train/loss": "loss",
+    "val_loss": "validation_loss",
+}
+
 AGENT_METHODS: dict[str, str] = {
     "learn": "rein.train(agent, environment, env_steps=100_000)",
     "train": "rein.train(agent, environment, env_steps=100_000)",
@@ -270,6 +288,15 @@ def suggestion(name: str, names: list[str], flags: bool = False) -> str:
     if near := difflib.get_close_matches(name, names, 1):
         return f"; did you mean {written(near[0], flags)}?"
     return f". Its options are {', '.join(written(option, flags) for option in names)}"
+
+
+def similar_metric(name: str, known: Iterable[str]) -> str | None:
+    """Return the known metric that a wrong name probably means, or None."""
+    plain = {re.sub(r"[^a-z0-9]+", "_", metric.lower()): metric for metric in sorted(known)}
+    if METRICS.get(name) in plain.values():
+        return METRICS[name]
+    near = difflib.get_close_matches(re.sub(r"[^a-z0-9]+", "_", name.lower()), plain, 1, cutoff=0.75)
+    return plain[near[0]] if near else None
 
 
 def check_keywords(function: F) -> F:

@@ -83,6 +83,8 @@ def checkpoint(
     if keep_best is not None and (len(keep_best) != 2 or keep_best[1] not in ("min", "max")):
         raise ValueError(f'checkpoint(keep_best={keep_best!r}): expected (metric, "min") or (metric, "max")')
     best = None if keep_best is None else (keep_best[0], keep_best[1])
+    if best is not None:
+        loop.metrics.read_by(f"checkpoint(keep_best={best!r})", best[0])
     rules = {"last": keep_last, "every": keep_every, "best": best}
     attach = loop.event(event)(**filters)
     shared = checkpoints.shared.setdefault(loop, _Shared())
@@ -170,14 +172,9 @@ class Saver:
             self._warn_of_best(state, self._rules["best"])
 
     def _warn_of_best(self, state: State, best: tuple[str, str]) -> None:
-        """Warn if no checkpoint could be the best one, or only the one at the end of the run."""
+        """Warn if only the checkpoint at the end of the run was compared."""
         known = {name for record in state.history for name in record.metrics} | set(state.metrics)
-        if known and best[0] not in known:
-            message = (
-                "checkpoint(keep_best=%r): no epoch had this metric, so no best checkpoint was kept; the metrics are %s"
-            )
-            logger.warning(message, best, sorted(known))
-        elif known and self._wanted_within and best[0] not in self._shared.judged:
+        if best[0] in known and self._wanted_within and best[0] not in self._shared.judged:
             message = (
                 "checkpoint(keep_best=%r): only the checkpoint at the end of the run was compared. Within an epoch, a "
             )

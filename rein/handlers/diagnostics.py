@@ -28,6 +28,8 @@ def diagnostics(loop: Loop, agent: Any, **filters: Any) -> None:
         **filters: Filters of the epochs to report, such as `every=10`. Other epochs cost nothing.
     """
     norms = loop.own("diagnostics", _Norms(agent))
+    for part in {path.partition(".")[0] for path in named_parameters(agent)}:
+        loop.metrics.declare(f"{part}_norm", f"{part}_grad_norm")
     loop.started.attach(norms.attach)
     loop.epoch_started(**filters)(norms.begin)
     loop.on("epoch_completed", "epoch_halted")(norms.report)  # before handlers of epoch_ended read it

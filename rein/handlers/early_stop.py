@@ -28,7 +28,8 @@ def early_stop(
 
         early_stop(loop, "evaluation_return", mode="max", patience=4, every=5)
 
-    Attach it after the handler that sets the metric, with the same filters. The best value and the count are saved as
+    Attach it after the handler that sets the metric, with the same filters. Firings before the metric has a value are
+    not counted. The best value and the count are saved as
     the part `name`, so a resumed run continues to count. A resumed run that was stopped halts again: to continue it,
     increase `patience` or set `loop.parts[name].since = 0`.
 
@@ -44,10 +45,11 @@ def early_stop(
         **filters: Filters of the event, such as `every=10`.
 
     Raises:
-        ValueError: If a number is out of range, or if the loop already owns a part `name`.
-        KeyError: At a firing, if the metric does not exist. The message lists the metrics.
+        ValueError: If a number is out of range, or if the loop already owns a part `name`. At the end of the first
+            epoch, if the metric is unknown and resembles another one.
     """
     attach = loop.event(event)(**filters)
+    loop.metrics.read_by(f"early_stop(loop, {metric!r})", metric)
     part = loop.own(name or f"early_stop/{metric}", EarlyStop(metric, patience, mode, min_delta))
     attach(part.check)
     loop.started.attach(part.halt_if_exhausted)

@@ -163,6 +163,7 @@ class _Report:
     def __init__(self, loop: Loop, environment: Any, name: str) -> None:
         self.name, self._environment = name, environment
         self._started, self._ended, self._completed = (loop.events.get(n) or loop.define(n) for n in _EVENTS)
+        loop.metrics.declare(*(f"{name}_{metric}" for metric in [*self._names(), "success_rate"]))
 
     def start(self, state: State) -> None:
         """Fire `evaluation_started`."""
@@ -191,10 +192,14 @@ class _Report:
 
     def discard(self, state: State) -> None:
         """Set the metrics to NaN."""
+        self._set(state, dict.fromkeys(self._names(), math.nan))
+
+    def _names(self) -> list[str]:
+        """Return the names of the metrics that every evaluation has, without the prefix."""
         names = [*_FOUND]
         if hasattr(self._environment, "worlds"):
             names += ["world_return", *(f"return_{group}" for group in self._environment.groups)]
-        self._set(state, dict.fromkeys(names, math.nan))
+        return names
 
     def _set(self, state: State, found: Mapping[str, float]) -> None:
         for key, value in found.items():

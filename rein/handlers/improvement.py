@@ -50,9 +50,9 @@ class Improvement:
             )
 
     def compare(self, state: State) -> None:
-        """Compare the current value of the metric with the best one. Raises KeyError if the metric does not exist."""
-        value = state.metrics[self.metric]
-        if math.isnan(value) and state._left:  # `stop` ended the evaluation that sets it
+        """Compare the current value of the metric with the best one, if it has a value."""
+        value = state.metrics.get(self.metric)
+        if value is None or (math.isnan(value) and state._left):  # `stop` ended the evaluation that sets it
             return
         if math.isnan(value) and self.best is None:
             self.missing += 1

@@ -15,11 +15,12 @@ from rein.loop.clocks import CLOCKS
 from rein.loop.state import State
 
 COLUMNS = 3  # plots in a row
+_DEFAULTS = ("episode_return", "evaluation_return")
 
 
 def live_plot(
     loop: Loop,
-    metrics: str | Sequence[str] = ("episode_return", "evaluation_return"),
+    metrics: str | Sequence[str] = _DEFAULTS,
     *,
     clock: str = "env_steps",
     seconds: float = 2.0,
@@ -60,6 +61,8 @@ def live_plot(
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"live_plot needs matplotlib: pip install matplotlib ({error})") from error
+    for name in names if tuple(names) != _DEFAULTS else ():
+        loop.metrics.read_by(f"live_plot(metrics={metrics!r})", name)
     plot = _Plot(Figure(layout="constrained"), names, clock, seconds)
     loop.event(event)(**filters)(plot.request)
     loop.started.observe(plot.begin)

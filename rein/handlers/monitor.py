@@ -33,8 +33,9 @@ def monitor(
     """Call `action(state)` when `metric` has not improved at `patience` + 1 consecutive firings of `event`.
 
     After the action the count restarts and the best value is kept: while nothing improves, `action` is called at every
-    (`patience` + 1)-th firing. Attach `monitor` after the handler that sets the metric, with the same filters. The best
-    value and the count are saved as the part `name`, so a resumed run continues to count.
+    (`patience` + 1)-th firing. Attach `monitor` after the handler that sets the metric, with the same filters. Firings
+    before the metric has a value are not counted. The best value and the count are saved as the part `name`, so a
+    resumed run continues to count.
 
     Args:
         loop: Loop to attach to.
@@ -50,11 +51,12 @@ def monitor(
         **filters: Filters of the event, such as `every=10`.
 
     Raises:
-        ValueError: If a number is out of range, or if the loop already owns a part `name`.
+        ValueError: If a number is out of range, or if the loop already owns a part `name`. At the end of the first
+            epoch, if the metric is unknown and resembles another one.
         TypeError: If `action` is not a function.
-        KeyError: At a firing, if the metric does not exist. The message lists the metrics.
     """
     check_function("monitor(...)", "callback", action)
+    loop.metrics.read_by(f"monitor(loop, {metric!r})", metric)
     attach = loop.event(event)(**filters)
     attach(loop.own(name or f"monitor/{metric}", Monitor(metric, patience, mode, min_delta, action)).check)
 

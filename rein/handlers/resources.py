@@ -52,6 +52,7 @@ def resource_usage(loop: Loop, **filters: Any) -> None:
     Child processes are not included. `filters` select the epochs, such as `every=10`.
     """
     last = [0.0, 0.0]  # wall-clock and processor seconds
+    loop.metrics.declare("cpu_cores", "memory_gb", "gpu_memory_gb")
 
     @loop.started
     def begin(state: State) -> None:

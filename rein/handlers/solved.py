@@ -23,6 +23,7 @@ def solved(
     "solved" and each later one as "solved/<metric> <at_least>". A rule not yet met is recorded as
     `state.memory["unsolved/<metric> <at_least>"]` with the last value of the metric.
     """
+    loop.metrics.read_by(f"solved(loop, {metric!r})", metric)
     unsolved = f"{UNSOLVED}{metric} {at_least}"
     rule, rule_key = {"metric": metric, "at_least": at_least, "stop": stop}, f"solved/{metric} {at_least}"
 

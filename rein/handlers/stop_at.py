@@ -31,13 +31,13 @@ def stop_at(
     metric does not replace the default limit, because it may never reach its value.
 
     Clocks are read after every iteration and every epoch; reading a clock that holds a tensor copies it to the host.
-    The metric is read when `event` fires; NaN never reaches a bound. A resumed run that has reached a value halts in
-    `started`. The limits of clocks are in `state.limits`, which `state.remaining` and `progress` use.
+    The metric is read when `event` fires; no value and NaN never reach a bound. A resumed run that has reached a value
+    halts in `started`. The limits of clocks are in `state.limits`, which `state.remaining` and `progress` use.
 
     Raises:
         TypeError: If the metric is not given with exactly one bound.
-        ValueError: If a clock is unknown or a limit is not above 0.
-        KeyError: When `event` fires, if the metric does not exist.
+        ValueError: If a clock is unknown or a limit is not above 0. At the end of the first epoch, if the metric is
+            unknown and resembles another one.
     """
     if metric is None and not clocks:
         raise TypeError(
@@ -72,11 +72,12 @@ def _stop_at_clock(loop: Loop, clock: str, limit: float) -> None:
 
 
 def _stop_at_metric(loop: Loop, metric: str, bound: str, reached: Callable[[float], bool], event: str) -> None:
+    loop.metrics.read_by(f"stop_at(loop, {metric!r})", metric)
     rule = f"stop_at/{metric} {bound}"  # key of state.memory: reason of the halt
 
     @loop.event(event)
     def stop_at_metric(state: State) -> None:
-        value = state.metrics[metric]
+        value = state.metrics.get(metric, math.nan)
         if reached(value):
             state.memory[rule] = f"{metric} has reached {value:,.5g}, which is {bound}"
             state.halt_loop(state.memory[rule])

@@ -138,6 +138,7 @@ def report_score(loop: Loop, data: MinariData, name: str = "evaluation") -> None
     evaluation.
     """
     data.normalized_score(0.0)
+    loop.metrics.declare(f"{name}_score")
 
     @loop.event("evaluation_completed")
     def report(state: State) -> None:

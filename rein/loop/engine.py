@@ -51,6 +51,7 @@ def run(loop: Loop, source: Batches | None) -> Iterator[State]:
             _fail(loop, error)
             raise
         _fire_final(state, loop.halted if HALT_LOOP in state._halts or INTERRUPT in state._halts else loop.completed)
+        loop.metrics.warn_of_unseen()
     except StopIteration as error:  # in a generator, Python would replace it by an error without its notes
         replaced = RuntimeError("StopIteration was raised")
         for note in getattr(error, "__notes__", ()):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rein.foreign_names import similar_metric
 from rein.loop.state import State
 
 logger = logging.getLogger("rein")
@@ -204,6 +205,9 @@ class Metrics(MutableMapping[str, Any]):
         self._computed: dict[str, Callable[[], Any]] = {}
         self._assigned: dict[str, Any] = {}
         self.just_assigned: set[str] = set()  # since the current step began; cleared by the loop
+        self._declared: set[str] = set()  # names that handlers will assign, perhaps not in every epoch
+        self._readers: dict[str, str] = {}  # name -> the option that names it
+        self._seen: set[str] = set()  # names of the epochs that have ended
         self.updates: tuple[Callable[[State], None], ...] = ()  # called by the loop after each step
 
     def accumulate(
@@ -222,6 +226,19 @@ class Metrics(MutableMapping[str, Any]):
         """Call `read()` whenever the metric is read. The function keeps its own state."""
         self._check_free(name)
         self._computed[name] = read
+
+    def declare(self, *names: str) -> None:
+        """Announce metrics that a handler will assign, perhaps not in every epoch."""
+        self._declared.update(names)
+
+    def read_by(self, reader: str, name: str) -> None:
+        """Check the name of a metric that an option of a handler or a store refers to.
+
+        When the first epoch has ended, an unknown name raises ValueError if it resembles a known one or is the name of
+        another library. Otherwise, a warning is logged then and when the run has ended without the metric. Known names
+        are those of the metrics so far and those that were declared.
+        """
+        self._readers[name] = reader
 
     def _check_free(self, name: str) -> None:
         _check_name(name)
@@ -275,7 +292,27 @@ class Metrics(MutableMapping[str, Any]):
         """Return the current values, still on their devices. Warn about metrics that no step reports."""
         for accumulator in self._accumulators.values():
             accumulator.warn_if_missing()
+        is_first, known = not self._seen, {*self, *self._declared}
+        self._seen.update(self)
+        for name, reader in self._readers.items():
+            if is_first and name not in known:
+                if similar := similar_metric(name, known):
+                    listed = ", ".join(sorted(known))
+                    raise ValueError(
+                        f"{reader}: no metric {name!r}; did you mean {similar!r}? The metrics are {listed}"
+                    )
+                self._warn_of_unseen(name, reader)
         return Frozen({name: self._raw(name) for name in self})
+
+    def warn_of_unseen(self) -> None:
+        """Warn of metrics that options refer to and that no epoch of the run has had."""
+        for name, reader in self._readers.items() if self._seen else ():
+            if name not in self._seen:
+                self._warn_of_unseen(name, reader)
+
+    def _warn_of_unseen(self, name: str, reader: str) -> None:
+        message = "%s: no epoch has had a metric %r so far; the metrics are %s"
+        logger.warning(message, reader, name, ", ".join(sorted(self._seen | self._declared)))
 
     def state_dict(self) -> dict[str, Any]:
         """Return accumulated and assigned values. Computed metrics are saved by their source."""

@@ -84,6 +84,8 @@ def load(loop: Loop, saved: Mapping[str, Any], strict: bool = True) -> list[str]
     loop.metrics.load_state_dict(saved["metrics"])
     state.history.clear()
     state.history.extend(EpochRecord(**record) for record in saved["history"])
+    for record in state.history:
+        loop.metrics.declare(*record.metrics)
     state.memory.clear()
     state.memory.update(unpack(_copied(saved["memory"])))
     state.times = dict(saved["times"])

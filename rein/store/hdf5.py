@@ -60,7 +60,8 @@ class HDF5Store:
     """Store that writes the epochs of a run to `path/trajectories/000001-000128.h5` and further files.
 
     A file ends when it reaches `max_bytes`, `max_epochs` or `max_seconds`, and at `flush`. An epoch larger than
-    `max_bytes` is split by rows. `append` copies the trajectory and returns; it blocks only while more than `max_bytes`
+    `max_bytes` is split by rows. While `every` and `keep_best` have selected no epoch, `flush` writes the last one, so
+    that no run ends without any. `append` copies the trajectory and returns; it blocks only while more than `max_bytes`
     are queued for the disk. It raises errors of earlier writes.
 
     Args:
@@ -115,6 +116,9 @@ class HDF5Store:
         self._finalizer = weakref.finalize(self, self._files.release)
         self._finalizer.atexit = False
         self._last_epoch = 0
+        self._last: Trajectory | None = None  # copy of the last epoch while no epoch was selected
+        self._substitute: int | None = None  # epoch that was written because none was selected
+        self._reported: int | None = None  # substitute that a warning has named
         self._resumes = exist == "resume"
 
     @property
@@ -164,26 +168,53 @@ class HDF5Store:
                 f"{self.path}: got epoch {trajectory.epoch} after epoch {self._last_epoch}; use one store per run"
             )
         wanted = self._selection.wants(trajectory)
-        copy = to_host(trajectory, self._config["fields"]) if wanted else None
+        copied = wanted or self._selection.awaits_first
+        copy = to_host(trajectory, self._config["fields"]) if copied else None
         if self._resumes:  # no state was loaded: the run starts over in the folder of an earlier one
             self._set_aside(after=trajectory.epoch - 1)
             self._resumes = False
-        if copy is not None:
-            self._files.append(copy)
+        if wanted and copy is not None:
+            self._replace_substitute(copy, None)
             for epoch in self._selection.enter(trajectory):
                 self._files.remove(epoch)
+        self._last = None if wanted else copy
         self._last_epoch = trajectory.epoch
+
+    def _replace_substitute(self, trajectory: Trajectory, substitute: int | None) -> None:
+        """Append an epoch, and remove the one that was written because none was selected."""
+        self._files.append(trajectory)
+        if self._substitute is not None:
+            self._files.remove(self._substitute)
+        self._substitute = substitute
 
     def flush(self) -> None:
         """Write the open file, even if it is small. All appended epochs are safe on the disk when this returns."""
         self._check_open()
+        self._write_last()
         self._files.flush()
+
+    def _write_last(self) -> None:
+        if self._last is not None:
+            self._replace_substitute(self._last, self._last.epoch)
+            self._last = None
+
+    def end(self) -> None:
+        """Flush at the end of a run, and warn if the last epoch was kept only because none was selected."""
+        self.flush()
+        if self._substitute not in (None, self._reported):
+            self._reported = self._substitute
+            logger.warning("%s: %r selected no epoch, so the last one is kept", self.path, self._selection)
 
     def close(self) -> None:
         """Flush and end the writer's thread. A second call does nothing. Raises StoreError if a write failed."""
+        if self._finalizer.alive:
+            try:
+                self.end()
+            finally:
+                self._close()
+
+    def _close(self) -> None:
         if self._finalizer.detach():
-            if warning := self._selection.warning:
-                logger.warning("%s: %s", self.path, warning)
             try:
                 self.checkpoints.close()  # before `_files`, which releases the lock on the folder
             finally:
@@ -201,8 +232,8 @@ class HDF5Store:
     def state_dict(self) -> dict[str, Any]:
         """Return the last epoch and the best epochs. Flushes first, because a checkpoint relies on these files."""
         self.flush()
-        best = self._selection.state()
-        return {"epoch": self._last_epoch, **({} if best is None else {"best": best})}
+        more = {"best": self._selection.state(), "substitute": self._substitute}
+        return {"epoch": self._last_epoch, **{name: value for name, value in more.items() if value is not None}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue after the epoch of `state`. Files with newer epochs are moved to `aside/`, never deleted."""
@@ -210,7 +241,8 @@ class HDF5Store:
         epoch = int(state["epoch"])
         self._set_aside(after=epoch)
         # some of the best epochs may have been replaced since by an epoch that the run will repeat
-        self._selection.load(state.get("best"), lambda number: is_whole(self._files.folder, number))
+        self._selection.load(epoch, state.get("best"), lambda number: is_whole(self._files.folder, number))
+        self._last, self._substitute = None, state.get("substitute")
         self._last_epoch, self._resumes = epoch, False
 
     def _set_aside(self, after: int) -> None:

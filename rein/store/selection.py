@@ -21,10 +21,12 @@ class Selection:
         if type(every) is not int or every < 0:
             raise ValueError(f"every={every}: must be 1 to keep all epochs, n to keep every n-th epoch, or 0 for none")
         if best is not None and not _is_valid(best):
-            raise ValueError(f'keep_best={best!r}: must be (number, metric, "min" or "max"), as (5, "return", "max")')
+            raise ValueError(
+                f'keep_best={best!r}: must be (number, metric, "min" or "max"), as (5, "episode_return", "max")'
+            )
         self.every, self.best = every, None if best is None else (best[0], best[1], best[2])
         self.scores: dict[int, float] = {}  # epoch -> metric, of the best epochs
-        self._refused: set[str] = set()  # metrics of the epochs without the metric of `best`
+        self._kept = False  # whether an epoch was kept; not used with `best`
 
     def wants(self, trajectory: Trajectory) -> bool:
         """Return whether to keep an epoch. With `best`, an epoch whose metric is missing or NaN is not kept."""
@@ -33,13 +35,12 @@ class Selection:
         if self.best is None:
             return True
         score = self._score(trajectory.metrics)
-        if self.best[1] not in trajectory.metrics:
-            self._refused |= trajectory.metrics.keys()
         return not math.isnan(score) and (len(self.scores) < self.best[0] or score > min(self._signed().values()))
 
     def enter(self, trajectory: Trajectory) -> list[int]:
         """Record an epoch as kept. Returns the epochs that it replaces. On ties, the oldest epoch is kept."""
         if self.best is None:
+            self._kept = True
             return []
         self.scores[trajectory.epoch] = float(trajectory.metrics[self.best[1]])
         signed = self._signed()
@@ -49,18 +50,23 @@ class Selection:
         return displaced
 
     @property
-    def warning(self) -> str | None:
-        """Warning for the end of the run if no epoch had the metric of `best`, otherwise None."""
-        if self.best is None or self.scores or not self._refused:
-            return None
-        return f"keep_best={self.best!r}: no epoch had that metric, so none was kept; metrics: {sorted(self._refused)}"
+    def awaits_first(self) -> bool:
+        """Whether some epochs are to be kept and none was so far."""
+        return self.every > 0 and not (self._kept if self.best is None else self.scores)
+
+    def __repr__(self) -> str:
+        return f"every={self.every}" if self.best is None else f"keep_best={self.best!r}"
 
     def state(self) -> list[Any] | None:
         """Return the metric and the best epochs so far, for `load`."""
         return None if self.best is None else [*self.best[1:], [[epoch, score] for epoch, score in self.scores.items()]]
 
-    def load(self, state: Any, is_there: Callable[[int], bool]) -> None:
-        """Load the best epochs so far, without missing ones. Loads none if `state` has another metric or mode."""
+    def load(self, epoch: int, state: Any, is_there: Callable[[int], bool]) -> None:
+        """Continue after `epoch` with the best epochs so far, without missing ones.
+
+        Loads none if `state` has another metric or mode.
+        """
+        self._kept = 0 < self.every <= epoch
         if self.best is not None:
             metric, mode, scores = state or (None, None, ())
             same = (metric, mode) == self.best[1:]

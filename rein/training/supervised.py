@@ -321,7 +321,7 @@ def validate(
     if isinstance(data, Iterator):
         raise ValueError("validate(data=...): an iterator can be read only once; give data that can be iterated again")
     evaluate = evaluator(model, metrics)
-
+    loop.metrics.declare(*(f"{name}_{metric}" for metric in metrics))
     work = Interruptible()
 
     def until_left(state: State) -> Iterator[Any]:

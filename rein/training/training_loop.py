@@ -23,6 +23,7 @@ from rein.episodes.statistics import CompletedEpisodes
 from rein.episodes.step import check_fit
 from rein.foreign_names import check_keywords, refuse_unknown
 from rein.handlers.describe import describe
+from rein.handlers.interrupts import end_at_ctrl_c
 from rein.handlers.loggers.csv import CSVLogger
 from rein.handlers.progress import is_interactive
 from rein.handlers.progress import progress as show_progress
@@ -128,6 +129,7 @@ def training_loop(
             store = new_store(store)
             check_fit(agent, environment, store)
         write_to(loop, store, rows, statistics)
+        end_at_ctrl_c(loop, getattr(store, "path", None))
     return loop
 
 
@@ -165,7 +167,12 @@ def train(
         stop_at(loop, env_steps=agent.env_steps + env_steps)
     if progress and is_interactive():
         show_progress(loop)
-    return loop.run(first_epoch=first_epoch)
+    try:
+        return loop.run(first_epoch=first_epoch)
+    except KeyboardInterrupt as interrupt:
+        if loop.state.status != "failed":  # as in `Loop.run`
+            raise interrupt.with_traceback(None) from None
+        raise
 
 
 def seed_parts(seed: int | None, *parts: Any) -> list[Any]:
@@ -414,6 +421,8 @@ def report_episodes(loop: Loop, rows: RowBuffer, statistics: EpisodeStatistics) 
 def write_to(loop: Loop, store: Store, rows: RowBuffer, statistics: EpisodeStatistics) -> None:
     """Register the store of a loop. Write the description of the run, metrics and trajectories to it."""
     loop.own("store", store)
+    if best := store.config.get("keep_best"):
+        loop.metrics.read_by(f"{type(store).__name__}(keep_best={tuple(best)!r})", best[1])
     if begin := getattr(store, "begin", None):  # first, before the store is changed
         loop.started.wire(lambda state: begin(state.clocks.epochs))
     describe_run(loop, store)
@@ -465,7 +474,7 @@ def write_trajectories(loop: Loop, store: Store, rows: RowBuffer, statistics: Ep
         state.request(write_trajectory)  # later, because handlers of this event may still add metrics
 
     def flush_store(state: State) -> None:
-        store.flush()
+        getattr(store, "end", store.flush)()
 
     for event in (loop.completed, loop.halted, loop.failed):
         event.wire(flush_store)

@@ -148,14 +148,16 @@ def test_two_rules_need_two_names() -> None:
     assert loop.run().epoch == 4  # 0.5 is better by more than 0.25, 0.4 and 0.3 are not
 
 
-def test_missing_metric_raises_at_the_first_firing() -> None:
-    loop = Loop(lambda state: None, epochs=5, iterations=1)
-    loop.metric("loss", lambda state: 0.0)
-    early_stop(loop, "accuracy", mode="max")
-    with pytest.raises(KeyError, match="no metric 'accuracy' in this epoch; the metrics are: loss") as error:
-        loop.run()
-    assert loop.state.epoch == 1
-    assert any("EarlyStop.check on epoch_ended" in note for note in error.value.__notes__)
+def test_firings_before_the_metric_has_a_value_are_not_counted() -> None:
+    loop = Loop(lambda state: None, epochs=20, iterations=1)
+    loop.metrics.declare("accuracy")
+
+    @loop.epoch_ended(every=3)
+    def score(state: Any) -> None:
+        state.metrics["accuracy"] = 1.0
+
+    early_stop(loop, "accuracy", mode="max", patience=1)
+    assert loop.run().epoch == 9  # the best value in epoch 3, and two others in epochs 6 and 9
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from rein.episodes import RandomPolicy
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.interrupts import interrupts
+from rein.testing.stateful import first_difference
 from tests import programs
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1, signal.SIGUSR2)
@@ -240,3 +241,104 @@ interrupts(loop, force_after=0.2)
 loop.run()
 """
     assert programs.run("-c", code, check=False).returncode == 130
+
+
+def script(folder: Path, saved: bool = True) -> rein.Loop:
+    environment = CartPole(4, seed=0)
+    agent = rein.PPO(environment, hidden=(4,), rollout_steps=4, seed=0)
+    loop = rein.training_loop(agent, environment, rein.HDF5Store(folder, exist="resume"), epochs=4, iterations=8)
+    if saved:
+        rein.checkpoint(loop, every=2)
+    return loop
+
+
+def test_first_ctrl_c_in_a_script_saves_the_run_and_raises(tmp_path, capfd):
+    loop = script(tmp_path / "run")
+    loop.iteration_completed(once=13)(lambda state: send(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt) as raised:
+        loop.run()
+    assert len(raised.traceback) <= 3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    shown = capfd.readouterr().err
+    assert "the run ends after this iteration and is saved" in shown
+    assert f"rein.resume(loop, '{tmp_path / 'run'}')" in shown.splitlines()[-1]
+    loop.parts["store"].close()
+    (listed,) = rein.list_runs(tmp_path)
+    assert listed.status == "interrupted"
+    resumed, whole = script(tmp_path / "run"), script(tmp_path / "whole")
+    rein.resume(resumed)
+    assert resumed.state.total_iterations == 13
+    ends = [loop.run().step_state and loop.parts["agent"].state_dict() for loop in (resumed, whole)]
+    assert first_difference(*ends) is None
+
+
+def test_first_ctrl_c_in_train_raises_with_a_short_traceback(tmp_path):
+    environment = CartPole(4, seed=0)
+    agent = rein.PPO(environment, hidden=(4,), rollout_steps=4, seed=0)
+    fields = lambda state: send(signal.SIGINT) or {"twice": state.step_state.transition.reward * 2}  # noqa: E731
+    with pytest.raises(KeyboardInterrupt) as raised:
+        rein.train(agent, environment, tmp_path / "run", epochs=2, state_to_trajectory=fields, progress=False)
+    assert len(raised.traceback) <= 3
+
+
+def test_second_ctrl_c_in_a_script_raises_at_once(tmp_path):
+    loop = script(tmp_path / "run")
+
+    @loop.iteration_started(once=13)
+    def hang(state: rein.State) -> None:
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+        threading.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    assert loop.state.status == "failed"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_script_without_checkpoints_states_that_the_run_is_not_saved(tmp_path, capfd):
+    loop = script(tmp_path / "run", saved=False)
+    loop.iteration_completed(once=3)(lambda state: send(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    assert "rein.checkpoint(loop) would save it" in capfd.readouterr().err
+
+
+def test_script_with_a_signal_handler_keeps_it(tmp_path):
+    received = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+    try:
+        loop = script(tmp_path / "run")
+        loop.iteration_completed(once=3)(lambda state: send(signal.SIGINT))
+        assert loop.run().status == "completed"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert received == [signal.SIGINT]
+
+
+def test_attached_interrupts_replace_those_of_the_script(tmp_path):
+    loop = script(tmp_path / "run")
+    caught = interrupts(loop)
+    loop.iteration_completed(once=3)(lambda state: send(signal.SIGINT))
+    assert loop.run().status == "halted"
+    assert caught.signal == signal.SIGINT
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+SCRIPT = """
+import os, signal, rein
+from rein.envs.cartpole import CartPole
+for seed in range(2):
+    environment = CartPole(4, seed=seed)
+    agent = rein.PPO(environment, hidden=(4,), rollout_steps=4, seed=seed)
+    loop = rein.training_loop(agent, environment, f"run-{seed}", epochs=4, iterations=8)
+    loop.iteration_completed(once=3)(lambda state: os.kill(os.getpid(), signal.SIGINT))
+    loop.run()
+"""
+
+
+def test_ctrl_c_ends_a_script_that_loops_over_seeds(tmp_path):
+    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGINT
+    assert [path.name for path in tmp_path.iterdir()] == ["run-0"]
+    assert done.stderr.count('  File "') <= 3

@@ -281,3 +281,53 @@ def test_mean_with_zero_weights_is_nan() -> None:
     loop = rein.Loop(lambda state: {"loss": 1.0})
     loop.metric("loss", "loss", weight=lambda state: 0.0)
     assert math.isnan(loop.run([1, 2]).metrics["loss"])
+
+
+def reading(metric: str, epochs: int = 3) -> rein.Loop:
+    """Return a loop with the metrics `episode_return` and, from epoch 2 on, `success`, in which an option names one."""
+    loop = rein.Loop(lambda state: None, epochs=epochs, iterations=1)
+    loop.metric("episode_return", lambda state: 1.0)
+    loop.metrics.read_by("the option", metric)
+
+    @loop.epoch_ended(when=lambda state: state.epoch > 1)
+    def assign(state: rein.State) -> None:
+        state.metrics["success"] = 1.0
+
+    return loop
+
+
+@pytest.mark.parametrize("name", ["episode_retrun", "Episode-Return", "return", "ep_rew_mean", "reward"])
+def test_name_that_resembles_a_metric_raises_after_the_first_epoch(name: str) -> None:
+    loop = reading(name)
+    with pytest.raises(ValueError, match="did you mean 'episode_return'"):
+        loop.run()
+    assert loop.state.epoch == 1
+
+
+def test_other_unknown_name_warns_at_once_and_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    reading("accuracy").run()
+    assert caplog.text.count("the option: no epoch has had a metric 'accuracy' so far") == 2
+
+
+def test_metric_that_comes_later_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    reading("success").run()
+    assert caplog.text.count("no epoch has had a metric") == 1
+
+
+def test_declared_metric_warns_only_if_no_epoch_has_had_it(caplog: pytest.LogCaptureFixture) -> None:
+    for name, warnings in (("success", 0), ("score", 1)):
+        caplog.clear()
+        loop = reading(name)
+        loop.metrics.declare(name)
+        loop.run()
+        assert caplog.text.count("no epoch has had a metric") == warnings
+
+
+def test_metrics_of_earlier_epochs_are_known_after_a_resume(caplog: pytest.LogCaptureFixture) -> None:
+    saved = reading("episode_return")
+    saved.run()
+    resumed = reading("success", epochs=4)
+    resumed.load_state_dict(saved.state_dict())
+    caplog.clear()
+    resumed.run(epochs=4)
+    assert "no epoch has had" not in caplog.text

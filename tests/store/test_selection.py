@@ -189,11 +189,46 @@ def test_other_selection_keeps_old_files_and_starts_over(tmp_path):
     assert kept(resumed) == [2, 4]
 
 
-def test_metric_that_never_occurred_is_reported(tmp_path, caplog):
-    store = HDF5Store(tmp_path / "run", keep_best=(2, "episode_retrun", "max"))
-    append(store, range(1, 4))
+SELECTIONS = [{"keep_best": (2, "success", "max")}, {"every": 100}]
+
+
+@pytest.mark.parametrize("options", SELECTIONS)
+def test_store_that_selects_no_epoch_keeps_the_last_one(options, tmp_path, caplog):
+    store = HDF5Store(tmp_path / "run", **options)
+    for epoch in range(1, 11):
+        append(store, [epoch])
+        if epoch in (3, 7):
+            store.flush()
+            assert kept(store) == [epoch]
     store.close()
-    assert "no epoch had that metric" in caplog.text and "'episode_return'" in caplog.text
+    assert kept(store) == [10]
+    assert caplog.text.count("selected no epoch, so the last one is kept") == 1
+
+
+@pytest.mark.parametrize("options", [{"keep_best": (2, "episode_return", "max")}, {"every": 8}])
+def test_selected_epoch_replaces_the_last_one(options, tmp_path, caplog):
+    returns = [math.nan] * 7 + [1.0, math.nan, math.nan]
+    store = HDF5Store(tmp_path / "run", **options)
+    append(store, range(1, 6), returns)
+    state = store.state_dict()
+    assert kept(store) == [5]
+    append(store, range(6, 8), returns)
+    store.close()
+    resumed = HDF5Store(tmp_path / "run", exist="resume", **options)
+    resumed.load_state_dict(state)
+    append(resumed, range(6, 11), returns)
+    resumed.close()
+    assert kept(resumed) == [8]
+
+
+def test_run_with_a_misspelled_metric_raises_after_the_first_epoch(tmp_path):
+    store = HDF5Store(tmp_path / "run", keep_best=(3, "return", "max"))
+    environment = Gridworld(4, [(2, 4)], seed=0, max_episode_steps=9)
+    agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
+    loop = rein.training_loop(agent, environment, store)
+    with pytest.raises(ValueError, match="did you mean 'episode_return'"):
+        loop.run(epochs=5, iterations=9)
+    assert loop.state.epoch == 1
 
 
 def test_invalid_rows_are_excluded_for_any_fields(tmp_path):

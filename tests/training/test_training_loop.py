@@ -549,7 +549,9 @@ def test_field_names_that_store_rejects_raise_before_run(scripted, listening, tm
         ({"every": 0}, {"fields": ["action", "reward"]})
     ):  # stores that do not keep the observation
         rein.training_loop(agent, environment, rein.HDF5Store(tmp_path / str(number), **options))
-    rein.training_loop(agent, environment, type("Any", (), dict.fromkeys(("config", "append", "flush", "close")))())
+    rein.training_loop(
+        agent, environment, type("Any", (), {"config": {}} | dict.fromkeys(("append", "flush", "close")))()
+    )
 
 
 @pytest.mark.parametrize("event", ["action_selected", "action_applied", "observation_recorded", "trajectory_persisted"])
