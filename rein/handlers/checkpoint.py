@@ -172,9 +172,11 @@ class Saver:
             self._warn_of_best(state, self._rules["best"])
 
     def _warn_of_best(self, state: State, best: tuple[str, str]) -> None:
-        """Warn if only the checkpoint at the end of the run was compared."""
+        """Warn if no checkpoint could be the best one, or only the one at the end of the run."""
         known = {name for record in state.history for name in record.metrics} | set(state.metrics)
-        if best[0] in known and self._wanted_within and best[0] not in self._shared.judged:
+        if known and best[0] not in known:
+            logger.warning("checkpoint(keep_best=%r): no epoch had this metric, so no best checkpoint is kept", best)
+        elif known and self._wanted_within and best[0] not in self._shared.judged:
             message = (
                 "checkpoint(keep_best=%r): only the checkpoint at the end of the run was compared. Within an epoch, a "
             )

@@ -305,9 +305,9 @@ class Metrics(MutableMapping[str, Any]):
         return Frozen({name: self._raw(name) for name in self})
 
     def warn_of_unseen(self) -> None:
-        """Warn of metrics that options refer to and that no epoch of the run has had."""
+        """Warn of metrics that options refer to, that were not announced and that no epoch of the run has had."""
         for name, reader in self._readers.items() if self._seen else ():
-            if name not in self._seen:
+            if name not in self._seen | self._declared:
                 self._warn_of_unseen(name, reader)
 
     def _warn_of_unseen(self, name: str, reader: str) -> None:
