@@ -55,6 +55,14 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(value, f"{path}.{key}" if path else str(key))
 
 
+def compact(leaf: Any) -> Any:
+    """Return a copy of a tensor that is a part of a larger memory, which `torch.save` would write as a whole.
+
+    Other leaves are returned unchanged.
+    """
+    return leaf.clone() if isinstance(leaf, Tensor) and leaf.untyped_storage().nbytes() > leaf.nbytes else leaf
+
+
 def to_device(tree: Any, device: torch.device | str, *, non_blocking: bool = False) -> Any:
     """Return the tree with every tensor on `device`. Other leaves are unchanged."""
     return map_tree(lambda x: x.to(device, non_blocking=non_blocking) if isinstance(x, Tensor) else x, tree)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -642,3 +643,38 @@ def test_metrics_are_those_of_a_single_agent(monkeypatch: pytest.MonkeyPatch) ->
     assert {"log_std", "entropy", "value_loss"} <= found.keys()
     for name, value in found.items():
         assert torch.allclose(seen[-1][f"{name}_per_learner"][0], value, rtol=1e-3, atol=1e-4), name
+
+
+def saved_bytes(state: Any) -> int:
+    """Return the size of all memory that `torch.save` writes."""
+    storages = [leaf.untyped_storage() for _, leaf in leaves(state) if isinstance(leaf, Tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@pytest.mark.parametrize("case", ["PPO", "SAC"])
+def test_saved_state_of_a_learner_has_no_memory_of_other_learners(case: str) -> None:
+    population, _ = made(case)
+    assert saved_bytes(population.agent(1).state_dict()) == saved_bytes(single(case, 1).state_dict())
+
+
+def test_stacked_adam_equals_a_reference_in_float64() -> None:
+    population, _ = made("PPO")
+    stacked = population._active.learner
+    rates, betas, epsilon = (1e-3, 3e-3, 1e-2), (0.9, 0.999), 1e-5
+    stacked.read_options()
+    for row, rate in enumerate(rates):
+        stacked._rate_S1[row] = rate
+    stacked._limit_S1.fill_(math.inf)
+    expected, drawn = stacked.networks.flat.double(), torch.Generator().manual_seed(0)
+    rate_S1 = torch.tensor(rates, dtype=torch.float64).unsqueeze(1)
+    mean, square = torch.zeros_like(expected), torch.zeros_like(expected)
+    for step in range(1, 4):
+        before = stacked.networks.flat.double()
+        gradient = torch.randn(expected.shape, generator=drawn)
+        stacked.step(stacked.networks.unflatten(gradient.clone()))
+        mean = mean.lerp(gradient.double(), 1 - betas[0])
+        square = square.lerp(gradient.double().square(), 1 - betas[1])
+        root = (square / (1 - betas[1] ** step)).sqrt() + epsilon
+        change = rate_S1 / (1 - betas[0] ** step) * mean / root
+        rounding = 2.0**-24 * before.abs()
+        assert ((stacked.networks.flat.double() - before + change).abs() <= rounding + 1e-6 * change.abs()).all()

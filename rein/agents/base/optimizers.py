@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rein.errors import NonFiniteError
 from rein.ops.statistics import clip_by_norm_, global_norm
-from rein.ops.trees import load_plain_state, plain_state
+from rein.ops.trees import compact, load_plain_state, plain_state
 from rein.schedules import Schedule
 
 
@@ -81,7 +81,8 @@ class Adam:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the moments and the number of steps."""
-        return {"means": list(self._means), "squares": list(self._squares), "steps": list(self._steps)}
+        means, squares = ([*map(compact, moments)] for moments in (self._means, self._squares))
+        return {"means": means, "squares": squares, "steps": list(compact(self._count).unbind())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned. Raises ValueError if the number or shapes of parameters differ."""

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from rein.ops.random import restore
-from rein.ops.trees import is_namedtuple, is_packed, load_plain_state, map_tree, pack, plain_state, to_device, unpack
+from rein.ops.trees import (
+    compact,
+    is_namedtuple,
+    is_packed,
+    load_plain_state,
+    map_tree,
+    pack,
+    plain_state,
+    to_device,
+    unpack,
+)
 from rein.types import NAMED_TUPLES
 
 Plain = int | float | str | bool | None
@@ -61,7 +71,7 @@ def _check(path: str, value: Any) -> None:
 def save_state(value: Any) -> Any:
     """Return the state of a value as dictionaries, lists, tensors and numbers."""
     if isinstance(value, nn.Module):
-        return dict(value.state_dict())
+        return map_tree(compact, dict(value.state_dict()))
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, torch.optim.Optimizer):
