@@ -75,8 +75,7 @@ class Population:
             )
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.kind, self._options = kind, options
-        # given for each learner
-        self._seeds = None if seed is None or isinstance(seed, int | np.integer) else [int(mine) for mine in seed]
+        self._seeds = [checked_seed(mine) for mine in seed] if isinstance(seed, Sequence | np.ndarray) else None
         if self._seeds is not None:
             options = {**options, "seed": self._seeds}
         each = [_options_of(kind, options, number, learners) for number in range(learners)]
@@ -248,7 +247,7 @@ class Population:
         """
         if self._seeds is not None:
             return
-        self.seed = checked_seed(seed)
+        self.seed = seed = checked_seed(seed)  # type: ignore[assignment]
         for number, agent in enumerate(self._agents):
             agent.reseed(seed + number)
         self._active = together(self._agents)

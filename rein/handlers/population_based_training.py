@@ -11,7 +11,7 @@ import attrs
 import torch
 
 from rein.agents.base.data_parallel import mean_of_processes
-from rein.agents.base.options import as_json, options_of
+from rein.agents.base.options import as_json, checked, options_of
 from rein.agents.population import Population
 from rein.foreign_names import refuse_unknown
 from rein.loop import Loop
@@ -59,7 +59,7 @@ def population_based_training(
 
     Args:
         loop: Loop of a `rein.Population`.
-        bounds: Lowest and highest value of each option to change. Options with integer bounds stay integers.
+        bounds: Lowest and highest value of each option to change. Integer options stay integers.
         fraction: Share of the learners that is replaced, and share that can be copied. At least one of each.
         factors: Factors by which an option is multiplied.
         resample_probability: Probability of a random value within the bounds instead, on a logarithmic scale if the
@@ -71,8 +71,8 @@ def population_based_training(
     Raises:
         TypeError: If the agent is not a population, for an unknown option, or if an option is not a number, for
             example a schedule.
-        ValueError: If a number is out of range, if an option cannot change during a run, or if learners differ in such
-            an option. Also if learners that are computed together cannot differ in an option.
+        ValueError: If a number or a bound is out of range, if an option cannot change during a run, or if learners
+            differ in such an option. Also if learners that are computed together cannot differ in an option.
 
     Source: Jaderberg et al. 2017, "Population based training of neural networks".
     """
@@ -174,7 +174,8 @@ class PopulationBasedTraining:
         else:
             value = low + share * (high - low)
         value = min(max(value, low), high)
-        return round(value) if isinstance(low, int) and isinstance(high, int) else value
+        kind = str(options_of(self.population.kind)[option].type)
+        return round(value) if "int" in kind and "float" not in kind else value
 
     def _uniform(self) -> float:
         return float(torch.rand((), generator=self.generator, dtype=torch.float64, device="cpu"))
@@ -230,6 +231,8 @@ def _checked(population: Population, option: str, low: float, high: float) -> tu
         )
     if not (low < high and math.isfinite(high - low)):
         raise ValueError(f"{_NAME}({option}=({low}, {high})): expected two numbers, the lower one first")
+    for bound in (low, high):
+        checked(population.agent(0), known[option], bound)
     return low, high
 
 

@@ -347,7 +347,10 @@ def test_arrays_give_one_value_to_each_learner() -> None:
     assert population.config["learning_rate"] == rates.tolist()
 
 
-@pytest.mark.parametrize(("seed", "seeds"), [(np.int64(3), [3, 4]), (np.arange(2), [0, 1])])
+@pytest.mark.parametrize(
+    ("seed", "seeds"),
+    [(np.int64(3), [3, 4]), (np.arange(2), [0, 1]), (np.uint8(255), [255, 256]), (np.int8([127, 0]), [127, 0])],
+)
 def test_seeds_may_be_numbers_and_arrays_of_numpy(seed: Any, seeds: list[int]) -> None:
     population = rein.Population(rein.PPO, rein.envs.CartPole(2), learners=2, seed=seed)
     assert [population.agent(i).seed for i in range(2)] == seeds
@@ -372,6 +375,8 @@ def test_functions_of_gradients_get_them_before_clipping() -> None:
         ({"learning_rate": [1e-3, 1e-2]}, ValueError, "learning_rate"),
         ({"learning_rat": 1e-3}, TypeError, "learning_rate"),
         ({"kind": "PPO"}, TypeError, "class"),
+        ({"seed": 0.5}, TypeError, "seed"),
+        ({"seed": [0, 1, 1.5]}, TypeError, "seed"),
     ],
 )
 def test_invalid_arguments_raise(change: dict[str, Any], kind: Any, word: str) -> None:

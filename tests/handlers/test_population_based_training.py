@@ -88,12 +88,27 @@ def test_random_values_with_a_negative_bound_are_spread_linearly() -> None:
     assert np.mean(np.array(values) < 0) == pytest.approx(0.5, abs=0.15)
 
 
-def test_options_with_integer_bounds_stay_integers() -> None:
+@pytest.mark.parametrize("bounds", [(1, 8), (1.0, 8.0)])
+def test_integer_options_stay_integers(bounds: tuple[float, float]) -> None:
     population, env = made(update_epochs=[1, 2, 3, 4])
-    part = part_of(looped(population, env, bounds={"update_epochs": (1, 8)}))
+    part = part_of(looped(population, env, bounds={"update_epochs": bounds}))
     values = {part._changed("update_epochs", 4) for _ in range(50)}
     assert all(isinstance(value, int) and 1 <= value <= 8 for value in values)
     assert len(values) > 1
+
+
+@pytest.mark.parametrize("option", ["learning_rate", "gamma", "clip"])
+def test_floats_within_integer_bounds_are_not_rounded(option: str) -> None:
+    part = part_of(looped(*made(), bounds={option: (0, 1)}, resample_probability=1.0))
+    values = [part._changed(option, 0.5) for _ in range(20)]
+    assert len({*values}) == 20
+    assert 0 < min(values) < 0.5 < max(values) < 1
+
+
+@pytest.mark.parametrize(("option", "bounds"), [("update_epochs", (0.5, 4)), ("gamma", (0, 2))])
+def test_bound_that_the_option_refuses_raises(option: str, bounds: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match=option):
+        looped(*made(), bounds={option: bounds})
 
 
 @pytest.mark.parametrize("returns", [[5.0] * 4, [math.nan, math.nan, math.nan, 1.0]])
