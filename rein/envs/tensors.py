@@ -241,7 +241,7 @@ def _check_partial_reset(env: Any) -> None:
 def _check_returned(environment: Any, observation: Tree, reward: Any, terminated: Any, truncated: Any) -> None:
     """Check that a step returned tensors, and bool tensors for the ends of episodes."""
     flags = {"terminated": terminated, "truncated": truncated}
-    for name, value in {**dict(leaves(observation, "observation")), "reward": reward, **flags}.items():
+    for name, value in (*leaves(observation, "observation"), ("reward", reward), *flags.items()):
         if not isinstance(value, Tensor) or (name in flags and value.dtype is not torch.bool):
             got = value.dtype if isinstance(value, Tensor) else type(value).__name__
             kind = "a bool tensor" if name in flags else "a tensor"

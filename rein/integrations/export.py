@@ -25,7 +25,7 @@ from rein.integrations.model_card import Facts, card_path, check_card, model_car
 from rein.integrations.weights_file import encode_weights
 from rein.networks.encoder import children
 from rein.networks.reserved import ACTION_MASK, CRITIC_OBSERVATION, RESERVED, entry
-from rein.ops.trees import leaves, map_tree
+from rein.ops.trees import by_name, leaves, map_tree
 from rein.protocols import AgentProtocol, Policy
 from rein.store.format.sealed import write_whole
 from rein.types import Tree
@@ -64,8 +64,9 @@ def export(
         mean_return: mean return of the policy in an evaluation, for the model card.
 
     Raises:
-        ValueError: if the suffix is unknown, the policy explores, an operation of a custom agent cannot be exported, or
-            a file with the name of the model card was not written by rein.
+        ValueError: if the suffix is unknown, the policy explores, an operation of a custom agent cannot be exported,
+            two tensors have the same name because a key contains a dot, or a file with the name of the model card was
+            not written by rein.
         TypeError: if the policy is not that of one `rein.Agent`.
         ImportError: if a package of the extra `export` is missing.
 
@@ -114,8 +115,8 @@ class _Exported:
         with torch.no_grad():
             action = self.greedy(observation)
         self.arguments: tuple[Any, ...] = (observation,)
-        self.inputs = dict(_named_inputs(self.agent.observation_space, observation))
-        self.outputs = dict(leaves({"action": action}))
+        self.inputs = by_name(_named_inputs(self.agent.observation_space, observation))
+        self.outputs = by_name(leaves({"action": action}))
         if (carry := self.agent.carry) is not None:
             self.arguments = observation, torch.zeros_like(carry)
             self.inputs["carry"], self.outputs["next_carry"] = self.arguments[1], carry

@@ -6,7 +6,7 @@ Texts may come from files that are not trusted, so that they are written on one 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +115,9 @@ def _loading(path: Path, facts: Facts) -> dict[str, tuple[str, str]]:
     """Return a sentence and code for each format."""
     recurrent = "carry" in facts.inputs
     onnx, program, weights = (_plain(path.with_suffix(suffix).name) for suffix in (".onnx", ".pt2", ".safetensors"))
-    given = ", ".join(f'"{_plain(name)}": {_variable(name)}' for name in facts.inputs)
-    found = ", ".join(_variable(name) for name in facts.outputs)
+    variables = _variables((*facts.inputs, *facts.outputs))
+    given = ", ".join(f'"{_plain(name)}": {variables[name]}' for name in facts.inputs)
+    found = ", ".join(variables[name] for name in facts.outputs)
     imports = zeros = ""
     if recurrent:
         imports = "import numpy\n"
@@ -144,8 +145,12 @@ def _loading(path: Path, facts: Facts) -> dict[str, tuple[str, str]]:
     }
 
 
-def _variable(name: str) -> str:
-    """Return a Python name for an input or output; the next carry replaces the carry."""
-    if name == "next_carry":
-        return "carry"
-    return "".join(c if c.isalnum() else "_" for c in name)
+def _variables(names: Iterable[str]) -> dict[str, str]:
+    """Return different Python names for inputs and outputs; only the next carry replaces the carry."""
+    found: dict[str, str] = {}
+    for name in names:
+        variable = "".join(c if c.isalnum() else "_" for c in name)
+        while variable in found.values():
+            variable += "_"
+        found[name] = variable
+    return found | ({"next_carry": "carry"} if "next_carry" in found else {})

@@ -32,13 +32,17 @@ from rein.networks.mlp import Stack
 from rein.networks.normalizers import ObservationNormalizer
 from rein.networks.q_networks import DuelingHead, OnlineAndTarget
 from rein.networks.recurrent import GRU, LSTM
+from rein.ops.trees import by_name
 
 Parts = tuple[Tensor, ...]  # views of parameters, which are concatenated along the first dimension
-Names = dict[str, Parts]
+Names = list[tuple[str, Parts]]
 
 
 def named_weights(modules: Mapping[str, nn.Module | Tensor]) -> dict[str, Tensor]:
-    """Return copies of the parameters and buffers of modules, given by their attributes, under conventional names."""
+    """Return copies of the parameters and buffers of modules, given by their attributes, under conventional names.
+
+    Raises ValueError if two of them would have the same name.
+    """
     return {name: torch.cat(parts) if parts[0].ndim else parts[0].clone() for name, parts in _named(modules).items()}
 
 
@@ -62,27 +66,27 @@ def load_named_weights(modules: Mapping[str, nn.Module | Tensor], weights: Mappi
                 part.load_state_dict(part.state_dict())  # recompute the buffers that depend on the moments
 
 
-def _named(modules: Mapping[str, nn.Module | Tensor]) -> Names:
+def _named(modules: Mapping[str, nn.Module | Tensor]) -> dict[str, Parts]:
     """Return the weights of modules by their attributes. The attribute `networks` adds no prefix."""
-    found: Names = {}
+    found: Names = []
     for name, module in modules.items():
         if isinstance(module, Tensor):
-            found[name] = (module,)
+            found.append((name, (module,)))
         else:
-            found |= _walk(module, "" if name == "networks" else name)
-    return {name: tuple(part.detach() for part in parts) for name, parts in found.items()}
+            found += _walk(module, "" if name == "networks" else name)
+    return by_name((name, tuple(part.detach() for part in parts)) for name, parts in found)
 
 
 def _walk(module: nn.Module, prefix: str) -> Names:
     rule = next((rule for kind, rule in _RULES.items() if isinstance(module, kind)), None)
-    found, done = rule(module, prefix) if rule is not None else ({}, set[str]())
+    found, done = rule(module, prefix) if rule is not None else ([], set[str]())
     own = {*module.state_dict()}
     for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
         if name in own and name not in done:
-            found[_join(prefix, name)] = (tensor,)
+            found.append((_join(prefix, name), (tensor,)))
     for name, child in module.named_children():
         if name not in done:
-            found |= _walk(child, _join(prefix, name))
+            found += _walk(child, _join(prefix, name))
     return found
 
 
@@ -91,14 +95,14 @@ def _join(*names: Any) -> str:
 
 
 def _linear(prefix: str, weight: Tensor, bias: Tensor) -> Names:
-    return {f"{prefix}.weight": (weight,), f"{prefix}.bias": (bias,)}
+    return [(f"{prefix}.weight", (weight,)), (f"{prefix}.bias", (bias,))]
 
 
 def _layers(prefix: str, stack: Any, k: int = 0) -> Names:
     """Return the layers of network k of a stack."""
-    found: Names = {}
+    found: Names = []
     for layer, (weight, bias) in enumerate(zip(stack.weights, stack.biases, strict=True)):
-        found |= _linear(_join(prefix, 2 * layer), weight[k].t(), bias[k, 0])
+        found += _linear(_join(prefix, 2 * layer), weight[k].t(), bias[k, 0])
     return found
 
 
@@ -107,21 +111,21 @@ def _last(prefix: str, stack: Any) -> str:
     return _join(prefix, 2 * len(stack.weights))
 
 
-def _head(head: Any, prefix: str, log_std: str = "log_std") -> Names:
+def _head(head: Any, prefix: str, log_std: str) -> Names:
     """Return the last layers of a policy, and log standard deviations that are parameters."""
     if isinstance(head, ProductHead):
-        found: Names = {}
+        found: Names = []
         for name, part in zip(head.names, head.heads, strict=True):
-            found |= _head(part, f"{prefix}.{name}", f"{log_std}.{name}")
+            found += _head(part, f"{prefix}.{name}", f"{log_std}.{name}")
         return found
     found = _walk(head.linear, prefix)
-    return found | ({log_std: (head.log_std,)} if hasattr(head, "log_std") else {})
+    return [*found, (log_std, (head.log_std,))] if hasattr(head, "log_std") else found
 
 
 def _stack(module: Any, prefix: str) -> tuple[Names, set[str]]:
-    found: Names = {}
+    found: Names = []
     for k in range(module.members):
-        found |= _layers(prefix if module.members == 1 else _join(prefix, k), module, k)
+        found += _layers(prefix if module.members == 1 else _join(prefix, k), module, k)
     return found, {"weights", "biases"}
 
 
@@ -131,40 +135,41 @@ def _actor_critic(module: Any, prefix: str) -> tuple[Names, set[str]]:
     stacks = {shared: (module.hidden, 0)} if one else {actor: (module.hidden, 0)}
     if not one:
         stacks[critic] = (module.hidden, 1) if module.critic_hidden is None else (module.critic_hidden, 0)
-    found: Names = {}
+    found: Names = []
     for name, (stack, k) in stacks.items():
-        found |= _layers(name, stack, k)
+        found += _layers(name, stack, k)
     for name, core in zip(stacks, module.cores, strict=False):
-        found |= _walk(core, f"{name}_core")
+        found += _walk(core, f"{name}_core")
     separate = one or len(module.cores) > 0
-    found |= _head(module.policy_head, f"{actor}_head" if separate else _last(actor, module.hidden))
-    found |= _walk(module.value_head, f"{critic}_head" if separate else _last(critic, module.hidden))
+    head = f"{actor}_head" if separate else _last(actor, module.hidden)
+    found += _head(module.policy_head, head, _join(prefix, "log_std"))
+    found += _walk(module.value_head, f"{critic}_head" if separate else _last(critic, module.hidden))
     return found, {"hidden", "critic_hidden", "cores", "policy_head", "value_head"}
 
 
 def _custom_actor_critic(module: Any, prefix: str) -> tuple[Names, set[str]]:
-    return _head(module.policy_head, _join(prefix, "actor_head")), {"policy_head"}
+    return _head(module.policy_head, _join(prefix, "actor_head"), _join(prefix, "log_std")), {"policy_head"}
 
 
 def _with_head(module: Any, prefix: str) -> tuple[Names, set[str]]:
     """Return hidden layers and the last layer of networks with the attributes `hidden` and `head`."""
     head = getattr(module.head, "linear", module.head)
-    return _layers(prefix, module.hidden) | _walk(head, _last(prefix, module.hidden)), {"hidden", "head"}
+    return _layers(prefix, module.hidden) + _walk(head, _last(prefix, module.hidden)), {"hidden", "head"}
 
 
 def _critics(module: Any, prefix: str) -> tuple[Names, set[str]]:
-    discrete, found = isinstance(module, ActionValues), dict[str, Parts]()
+    discrete, found = isinstance(module, ActionValues), Names()
     for k in range(len(module.weight)):
         name, weight, bias = _join(prefix, k), module.weight[k], module.bias[k]
-        found |= _layers(name, module.hidden, k)
-        found |= _linear(_last(name, module.hidden), weight.t() if discrete else weight, bias[0] if discrete else bias)
+        found += _layers(name, module.hidden, k)
+        found += _linear(_last(name, module.hidden), weight.t() if discrete else weight, bias[0] if discrete else bias)
     return found, {"hidden", "weight", "bias"}
 
 
 def _dueling(module: Any, prefix: str) -> tuple[Names, set[str]]:
     weight, bias = module.linear.weight, module.linear.bias
     found = _linear(_join(prefix, "value"), weight[:1], bias[:1])
-    return found | _linear(_join(prefix, "advantage"), weight[1:], bias[1:]), {"linear"}
+    return found + _linear(_join(prefix, "advantage"), weight[1:], bias[1:]), {"linear"}
 
 
 def _lstm(module: Any, prefix: str) -> tuple[Names, set[str]]:
@@ -176,17 +181,17 @@ def _gru(module: Any, prefix: str) -> tuple[Names, set[str]]:
 
 
 def _recurrent(module: Any, prefix: str, hidden_bias: Callable[[Any], Parts]) -> tuple[Names, set[str]]:
-    found, layer, core = dict[str, Parts](), 0, module
+    found, layer, core = Names(), 0, module
     while core is not None:
         own = {"weight_ih": core.input_weight, "weight_hh": core.hidden_weight, "bias_ih": core.bias}
-        found |= {_join(prefix, f"{name}_l{layer}"): (weight,) for name, weight in own.items()}
-        found[_join(prefix, f"bias_hh_l{layer}")] = hidden_bias(core)
+        found += [(_join(prefix, f"{name}_l{layer}"), (weight,)) for name, weight in own.items()]
+        found.append((_join(prefix, f"bias_hh_l{layer}"), hidden_bias(core)))
         core, layer = core.above, layer + 1
     return found, {"input_weight", "hidden_weight", "bias", "hidden_bias", "above"}
 
 
 def _without(*names: str) -> Callable[[Any, str], tuple[Names, set[str]]]:
-    return lambda module, prefix: ({}, {*names})
+    return lambda module, prefix: ([], {*names})
 
 
 def _online(module: Any, prefix: str) -> tuple[Names, set[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -61,6 +61,16 @@ def compact(leaf: Any) -> Any:
     Other leaves are returned unchanged.
     """
     return leaf.clone() if isinstance(leaf, Tensor) and leaf.untyped_storage().nbytes() > leaf.nbytes else leaf
+
+
+def by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return named values as a dictionary. Raises ValueError if two have the same name, as keys with dots can cause."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"two tensors have the name {name!r}: rename a key that contains a dot")
+        found[name] = value
+    return found
 
 
 def to_device(tree: Any, device: torch.device | str, *, non_blocking: bool = False) -> Any:

@@ -142,11 +142,11 @@ def _join(source: Path, target: Path, borders: list[int], max_bytes: int, max_ep
             raise StoreError(f"{source}: an epoch of the copy differs from the original; the copy was removed")
 
 
-def _bits(trajectory: Trajectory) -> dict[str, Any]:
+def _bits(trajectory: Trajectory) -> list[tuple[str, Any]]:
     def of(leaf: Any) -> Any:
         return (leaf.dtype, leaf.shape, leaf.tobytes()) if isinstance(leaf, np.ndarray) else repr(leaf)
 
-    return {path: of(leaf) for path, leaf in leaves(trajectory._asdict())}
+    return [(path, of(leaf)) for path, leaf in leaves(trajectory._asdict())]
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 import rein
 from rein.errors import CheckpointError
+from rein.integrations.model_card import Facts, model_card
+from rein.networks.actor_critic import ActorCritic
 from rein.networks.recurrent import GRU, LSTM
 from rein.types import Tree
 from tests.integrations.export_cases import BOX, CASES, THREE, VECTOR, built, flat, sampled
@@ -249,6 +251,52 @@ def test_operation_without_onnx_form_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="bessel_j0"):
         rein.export(Unknown(VECTOR, THREE, seed=0), tmp_path / "policy.onnx")
     assert not [*tmp_path.iterdir()]
+
+
+DOTTED = spaces.Dict({"x": spaces.Dict({"y": spaces.Discrete(2)}), "x.y": spaces.Discrete(3)})
+DOTTED_BOX = spaces.Dict({"x": spaces.Dict({"y": VECTOR}), "x.y": VECTOR})
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt2", "onnx"])
+@pytest.mark.parametrize("spaces_of", [(VECTOR, DOTTED), (VECTOR, DOTTED_BOX), (DOTTED, THREE)])
+def test_keys_with_dots_that_give_equal_names_are_refused(spaces_of: Any, suffix: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="dot"):
+        rein.export(rein.PPO(*spaces_of, hidden=(4,), seed=0), tmp_path / f"policy.{suffix}")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_policy_with_dots_in_keys_loads_with_equal_actions(tmp_path: Path) -> None:
+    agent = rein.PPO(VECTOR, spaces.Dict({"x.y": BOX, "x": spaces.Dict({"z": THREE})}), hidden=(4,), seed=0)
+    rein.export(agent, tmp_path / "policy.safetensors")
+    observation = sampled(VECTOR, 50, seed=0)
+    theirs, mine = (
+        flat(policy.select_action(observation)[0])
+        for policy in (rein.load_policy(tmp_path / "policy.safetensors"), agent.policy())
+    )
+    assert theirs.keys() == mine.keys() and all(torch.equal(theirs[name], mine[name]) for name in mine)
+
+
+def test_weights_of_two_actors_of_a_custom_agent_are_separate(tmp_path: Path) -> None:
+    class Two(Custom):
+        def build(self, generator: torch.Generator) -> None:
+            super().build(generator)
+            self.networks, self.other = (ActorCritic(VECTOR, BOX, generator, hidden=(4,)) for _ in range(2))
+
+    agent = Two(VECTOR, THREE, seed=0)
+    agent.other.policy_head.log_std.data.fill_(1.0)
+    weights = weights_of(agent, tmp_path)
+    assert weights["log_std"].eq(0.0).all() and weights["other.log_std"].eq(1.0).all()
+
+
+def test_model_card_has_a_variable_for_each_tensor(tmp_path: Path) -> None:
+    inputs, outputs = ["observation.a_b", "observation.a.b", "action_mask"], ["action.mask", "action.a-b", "action.a b"]
+    given, found = (dict.fromkeys(names, torch.zeros(2)) for names in (inputs, outputs))
+    (tmp_path / "policy.onnx").touch()
+    card = model_card(tmp_path / "policy.onnx", Facts("PPO", (VECTOR, THREE), given, found))
+    code = card.split("```python\n")[1].split("```")[0]
+    left, right = code.splitlines()[-1].split(" = session.run(None, {")
+    variables = [*left.split(", "), *(part.split(": ")[1] for part in right.removesuffix("})").split(", "))]
+    assert len({*variables}) == 6 and all(map(str.isidentifier, variables))
 
 
 @pytest.mark.parametrize("name", ["policy", "policy.h5", "policy.ONNX"])

@@ -465,7 +465,7 @@ class GymnasiumEnvironment:
         episodes = enumerate(zip(steps, actions, strict=True))
         replayed = [self._replay(index, *episode) for index, episode in episodes]
         observation = self._observed(replayed, range(self.num_envs))
-        self._check_replay(dict(leaves(observation, "observation")), dict(leaves(saved, "observation")))
+        self._check_replay(observation, saved)
         self._observation = observation
 
     def __repr__(self) -> str:
@@ -601,9 +601,9 @@ class GymnasiumEnvironment:
         seed = self._seeds.of(index)
         error.add_note(f"in environment {self._first + index} of {self._name}, episode seed {seed}{when}")
 
-    def _check_replay(self, replayed: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-        for path, value in replayed.items():
-            same = value == restored(saved, path, value)
+    def _check_replay(self, replayed: Tree, saved: Tree) -> None:
+        for (path, value), (_, before) in zip(leaves(replayed, "observation"), leaves(saved), strict=True):
+            same = value == restored({path: before}, path, value)
             wrong = (~same.reshape(self.num_envs, -1).all(1)).nonzero().flatten().tolist()
             if wrong:
                 number = self._first + wrong[0]
