@@ -89,6 +89,11 @@ class MultiAgent:
         """Whether a state was loaded. If so, `reseed` keeps the parameters."""
         return any(getattr(agent, "loaded", False) for agent in self.agents.values())
 
+    @loaded.setter
+    def loaded(self, loaded: bool) -> None:
+        for agent in self.agents.values():
+            agent.loaded = loaded
+
     @property
     def learners(self) -> dict[str, Any]:
         """Learners of all agents, by names such as `adversary/networks`."""

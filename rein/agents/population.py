@@ -116,6 +116,11 @@ class Population:
         """Whether a state was loaded. If so, `reseed` keeps the parameters."""
         return self._agents[0].loaded
 
+    @loaded.setter
+    def loaded(self, loaded: bool) -> None:
+        for agent in self._agents:
+            agent.loaded = loaded
+
     @property
     def learners(self) -> dict[str, Any]:
         """Learners of all agents, by names such as `3/networks`."""

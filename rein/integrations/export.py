@@ -24,6 +24,7 @@ from rein.files import absolute
 from rein.integrations.model_card import Facts, card_path, check_card, model_card
 from rein.integrations.weights_file import encode_weights
 from rein.networks.encoder import children
+from rein.networks.finite import check_parameters
 from rein.networks.reserved import ACTION_MASK, CRITIC_OBSERVATION, RESERVED, entry
 from rein.ops.trees import by_name, leaves, map_tree
 from rein.protocols import AgentProtocol, Policy
@@ -67,6 +68,7 @@ def export(
         ValueError: if the suffix is unknown, the policy explores, an operation of a custom agent cannot be exported,
             two tensors have the same name because a key contains a dot, or a file with the name of the model card was
             not written by rein.
+        NonFiniteError: if a parameter is NaN or infinite.
         TypeError: if the policy is not that of one `rein.Agent`.
         ImportError: if a package of the extra `export` is missing.
 
@@ -79,7 +81,9 @@ def export(
     if encode is None:
         raise ValueError(f"{path}: unknown suffix {path.suffix!r}; use {', '.join(ENCODERS)}")
     check_card(card_path(path))
-    exported = _Exported(_greedy(policy))
+    policy = _greedy(policy)
+    check_parameters(policy._source, "Nothing was exported; load an earlier checkpoint")
+    exported = _Exported(policy)
     write_whole(path, encode(exported))
     about = Facts(
         algorithm=type(exported.agent).__name__,

@@ -13,8 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from rein.agents.base.agent import PER_ENVIRONMENT, Agent
-from rein.errors import CheckpointError
+from rein.errors import CheckpointError, NonFiniteError
 from rein.files import decode_json
+from rein.networks.finite import check_parameters
 from rein.networks.named_weights import load_named_weights, named_weights
 from rein.store.checkpoint_file import Checkpoint, describe_part, versions
 from rein.store.spaces import describe_build
@@ -59,9 +60,15 @@ def read_weights(path: Path) -> Checkpoint:
 
 
 def load_weights(agent: Agent, found: Checkpoint) -> None:
-    """Load the weights that `read_weights` read. Raises CheckpointError if they do not fit the agent."""
+    """Load the weights that `read_weights` read.
+
+    Raises CheckpointError if they do not fit the agent, or if one is NaN or infinite.
+    """
     try:
         load_named_weights(_networks(agent), found.state)
+        check_parameters(agent, "Export an earlier checkpoint")
+    except NonFiniteError as error:
+        raise CheckpointError(f"{found.path}: {error}") from error
     except ValueError as error:
         raise CheckpointError(f"{found.path}: does not fit {type(agent).__name__}: {error}") from error
 

@@ -10,9 +10,10 @@ from typing import Any, overload
 
 import torch
 
-from rein.errors import CheckpointError
+from rein.errors import CheckpointError, NonFiniteError
 from rein.files import absolute, inside
 from rein.loop import Loop
+from rein.networks.finite import check_parameters
 from rein.store.checkpoint_file import (
     Checkpoint,
     describe_part,
@@ -213,10 +214,12 @@ def save(part: Any, path: str | Path) -> None:
 
     Raises:
         CheckpointError: the state cannot be stored or the file cannot be written.
+        NonFiniteError: a parameter is NaN or infinite.
         TypeError: `part` is a policy, which shares the weights of its agent.
     """
     if hasattr(part, "select_action") and not hasattr(part, "optimize_model"):
         raise TypeError(f"save({type(part).__name__}): a policy shares the weights of its agent; save the agent")
+    check_parameters(part, "Nothing was saved; load an earlier checkpoint")
     about = {"kind": "part", "versions": versions(), **describe_part(part), "build": describe_build(part)}
     write_checkpoint(absolute(path), part.state_dict(), about)
 
@@ -243,8 +246,8 @@ def load(
         strict: raise if the configuration differs.
 
     Raises:
-        CheckpointError: the file is missing or damaged, its configuration differs, or its state does not fit `part`.
-            If the file is missing, the message lists the existing files.
+        CheckpointError: the file is missing or damaged, its configuration differs, its state does not fit `part`, or a
+            parameter is NaN or infinite. If the file is missing, the message lists the existing files.
     """
     put(part, part_at(path, name), only=only, strict=strict)
 
@@ -267,11 +270,13 @@ def put(part: Any, found: Checkpoint, *, only: Collection[str] | None = None, st
         state = {**before, **{entry: _entry(state, entry, path) for entry in chosen}}
     try:
         part.load_state_dict(state)
-    except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, IndexError) as error:
+        check_parameters(part, "Load an earlier checkpoint")
+    except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, IndexError, NonFiniteError) as error:
         part.load_state_dict(before)  # undo a partial load
         if loaded is not None:
             part.loaded = loaded
-        raise CheckpointError(f"{path}: does not fit {type(part).__name__}: {error}") from error
+        reason = "" if isinstance(error, NonFiniteError) else f"does not fit {type(part).__name__}: "
+        raise CheckpointError(f"{path}: {reason}{error}") from error
 
 
 def part_at(path: str | Path, name: str = "agent") -> Checkpoint:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.optimizers import check_parameters, learning_rates
+from rein.agents.base.optimizers import HINT, learning_rates
 from rein.envs.base.contract import check_integers
 from rein.episodes import PHASES, EpisodeStatistics, batch_step
 from rein.episodes.finite import FiniteData
@@ -33,6 +33,7 @@ from rein.loop import Loop, checks
 from rein.loop.events import Event
 from rein.loop.filters import NOT_GIVEN
 from rein.loop.state import State
+from rein.networks.finite import check_parameters
 from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, stream_seed
 from rein.ops.trees import map_tree, to_device
@@ -221,7 +222,7 @@ def check_learning(loop: Loop, agent: Any, finite: FiniteData | None, check_fini
             finite.read(state)
         for learner in learners():
             learner.read_finite()
-        check_parameters(agent)
+        check_parameters(agent, HINT)
 
 
 def reset_environments(

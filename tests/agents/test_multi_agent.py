@@ -15,6 +15,7 @@ from torch import Tensor
 import rein
 from rein.agents.base.summary import named_parameters
 from rein.envs.wrappers import FrameStack, RescaleAction, SignReward
+from rein.errors import CheckpointError
 from rein.networks.recurrent import GRU
 from rein.ops.trees import map_tree
 from rein.testing import AgentContract
@@ -306,3 +307,13 @@ def test_background_evaluation_equals_that_in_the_foreground():
     (expected, state), (found, other) = run(False), run(True)
     assert found == expected and len(found) == 2
     assert first_difference(state, other) is None
+
+
+def test_failed_load_changes_nothing(tmp_path: Path) -> None:
+    env = tag()
+    agent = multi_agent(env)
+    before = copy_state(agent.state_dict())
+    rein.save(on_policy(env.groups["prey"], seed=1), tmp_path / "prey.h5")
+    with pytest.raises(CheckpointError, match="does not fit MultiAgent"):
+        rein.load(agent, tmp_path / "prey.h5", strict=False)
+    assert not agent.loaded and first_difference(before, agent.state_dict()) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import functools
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 import rein
-from rein.errors import CheckpointError
+from rein.errors import CheckpointError, NonFiniteError
 from rein.integrations.model_card import Facts, model_card
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.recurrent import GRU, LSTM
@@ -299,6 +300,15 @@ def test_model_card_has_a_variable_for_each_tensor(tmp_path: Path) -> None:
     assert len({*variables}) == 6 and all(map(str.isidentifier, variables))
 
 
+@pytest.mark.parametrize("suffix", ["safetensors", "pt2", "onnx"])
+def test_parameters_that_are_not_finite_are_not_exported(suffix: str, tmp_path: Path) -> None:
+    agent = rein.PPO(VECTOR, THREE, hidden=(4,), seed=0)
+    agent.networks.value_head.bias.data.fill_(math.nan)
+    with pytest.raises(NonFiniteError, match=r"value_head\.bias"):
+        rein.export(agent, tmp_path / f"policy.{suffix}")
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("name", ["policy", "policy.h5", "policy.ONNX"])
 def test_unknown_suffix_raises(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="suffix"):
@@ -371,6 +381,7 @@ BUILD = {"observation_space": {"space": "Discrete", "n": 3, "start": 0, "dtype":
         (lambda path: changed(path, weights={"more": torch.zeros(1)}), "more"),
         (lambda path: changed(path, weights={"actor.0.weight": torch.zeros(8, 5)}), "actor.0.weight: expected"),
         (lambda path: changed(path, weights={"actor.0.weight": torch.zeros(8, 4).double()}), "float64"),
+        (lambda path: changed(path, weights={"actor.0.weight": torch.full((8, 4), math.nan)}), "not finite"),
         (lambda path: path.write_bytes(b"\xff" * 100), "cannot be read"),
         (lambda path: path.write_bytes(path.read_bytes()[:-10]), "cannot be read"),
         (lambda path: path.unlink(), "no such file"),

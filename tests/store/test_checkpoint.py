@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import importlib.metadata
 import os
+from math import inf, nan
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +16,21 @@ import rein
 from rein.agents.q_learning import QLearning
 from rein.cli import doctor
 from rein.envs.gridworld import Gridworld
-from rein.errors import CheckpointError
+from rein.errors import CheckpointError, NonFiniteError
 from rein.handlers.checkpoint import checkpoint
 from rein.loop.info import run_info
-from rein.store.checkpoint_file import differences, is_finite, look, read_checkpoint, versions, write_checkpoint
+from rein.store.checkpoint_file import (
+    describe_part,
+    differences,
+    is_finite,
+    look,
+    read_checkpoint,
+    versions,
+    write_checkpoint,
+)
 from rein.store.format import sealed
 from rein.store.loading import load, save
+from rein.store.spaces import describe_build
 from rein.testing.stateful import copy_state, first_difference
 
 
@@ -188,3 +199,35 @@ def test_checkpoint_needs_no_package_metadata(tmp_path, monkeypatch):
     assert run_info(loop)["versions"]["rein"] == rein.__version__
     doctor.main([])
     versions.cache_clear()
+
+
+def spoiled(kind: str, value: float) -> Any:
+    """Return an agent with a parameter that is not finite."""
+    if kind == "table":
+        agent: Any = make_agent()
+        agent.table[0, 0] = value
+    elif kind == "population":
+        agent = rein.Population(rein.PPO, rein.envs.CartPole(2), learners=2, hidden=(4,), seed=0)
+        next(agent.agent(1).networks.parameters()).data.flatten()[0] = value
+    else:
+        agent = rein.PPO(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2), hidden=(4,), seed=0)
+        agent.networks.value_head.bias.data.fill_(value)
+    return agent
+
+
+@pytest.mark.parametrize(("kind", "value"), [("table", nan), ("networks", nan), ("networks", inf), ("population", nan)])
+def test_parameters_that_are_not_finite_are_neither_saved_nor_loaded(kind, value, tmp_path):
+    path = tmp_path / "agent.h5"
+    with pytest.raises(NonFiniteError, match="parameter"):
+        save(spoiled(kind, value), path)
+    assert not path.exists()
+    bad, good = spoiled(kind, value), spoiled(kind, 0.5)
+    about = {"kind": "part", **describe_part(bad), "build": describe_build(bad)}
+    write_checkpoint(path, bad.state_dict(), about)
+    before = copy_state(good.state_dict())
+    with pytest.raises(CheckpointError, match="not finite"):
+        load(good, path)
+    assert first_difference(before, good.state_dict()) is None
+    if kind == "networks":
+        with pytest.raises(CheckpointError, match="not finite"):
+            rein.load_policy(path)

@@ -304,7 +304,7 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     return {"type": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}", **settings}
 
 
-_HINT = (
+HINT = (
     "Add rein.handlers.guards.guard_data(loop) to find the data that caused it. If the data is finite, try a smaller "
     "learning rate or max_grad_norm. check_finite=False turns the check off"
 )
@@ -347,35 +347,16 @@ class FiniteUpdate:
         if not found:
             return
         kind = type(self._networks).__name__
-        raise NonFiniteError(f"{', '.join(found)}: this update of {kind} was not applied. {_HINT}")
+        raise NonFiniteError(f"{', '.join(found)}: this update of {kind} was not applied. {HINT}")
 
     def read(self) -> None:
         """Raise NonFiniteError if the flag was set since the last call. Waits for the device."""
         flag, self._flag = self._flag, None
         if flag is not None and math.isnan(float(flag)):
             raise NonFiniteError(
-                f"a loss or the gradient norm of {type(self._networks).__name__} was not finite in this epoch. {_HINT}"
+                f"a loss or the gradient norm of {type(self._networks).__name__} was not finite in this epoch. {HINT}"
             )
 
 
 def _losses(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in metrics.items() if "loss" in name and not value.ndim}
-
-
-@torch.no_grad()
-def check_parameters(part: Any) -> None:
-    """Raise NonFiniteError if a parameter of a module, or of the networks or the table of an agent, is not finite."""
-    for agent in getattr(part, "agents", {}).values():
-        check_parameters(agent)
-    networks = part if isinstance(part, nn.Module) else getattr(part, "networks", None)
-    if isinstance(networks, nn.Module):
-        values, named = [*networks.parameters()], networks.named_parameters()
-    elif isinstance(table := getattr(part, "table", None), Tensor):
-        values, named = [table], iter([("table", table)])
-    else:
-        return
-    if math.isfinite(float(global_norm(values))):
-        return
-    for name, value in named:
-        if not bool(torch.isfinite(value).all()):
-            raise NonFiniteError(f"parameter {name} of {type(part).__name__} is not finite. {_HINT}")
