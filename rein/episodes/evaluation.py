@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rein.envs.base.contract import agents_per_world, check_integers
+from rein.envs.base.contract import agents_per_world, check_range
 from rein.envs.base.masks import check_masks
 from rein.episodes.finite import check_finite_observation
 from rein.episodes.random_policy import RandomPolicy
@@ -228,7 +228,7 @@ def _play(
     device, num_envs = environment.device, environment.num_envs
     policy_device = getattr(policy, "device", device)
     observation, space = round.begin(), environment.single_observation_space
-    check_integers(observation, space)
+    check_range(observation, space)
     policy.reset()
     return_N = torch.zeros(num_envs, dtype=torch.float64, device=device)
     length_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
@@ -246,7 +246,7 @@ def _play(
         action, extras = policy.select_action(to_device(observation, policy_device))
         action = to_device(action, device)
         time_step = step_active(environment, action, active_N)
-        check_integers(time_step.observation, space)
+        check_range(time_step.observation, space, step=steps)
         valid_N = time_step.valid & active_N
         check_masks(observation, space, environment.single_action_space, valid_N)
         return_N += torch.where(valid_N, time_step.reward.double(), 0.0)

@@ -84,7 +84,7 @@ def batch_step(
         check_time_step(time_step, environment.num_envs, environment.single_observation_space, finite=False)
     else:
         check_rows(time_step, environment.num_envs)
-        check_observed(time_step, environment.single_observation_space)
+        check_observed(time_step, environment.single_observation_space, int(state.clocks.vector_steps))
     check_masks(
         known.observation, environment.single_observation_space, environment.single_action_space, time_step.valid
     )

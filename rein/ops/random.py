@@ -22,19 +22,25 @@ _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
 def stream_seed(seed: int, role: str, index: int = 0) -> int:
-    """Return the seed, in [0, 2**31), of stream number `index` of `role`, derived from `seed`."""
-    digest = hashlib.blake2b(f"{seed}/{role}/{index}".encode(), digest_size=8).digest()
+    """Return the seed, in [0, 2**31), of stream number `index` of `role`, derived from `seed`; see `checked_seed`."""
+    digest = hashlib.blake2b(f"{checked_seed(seed)}/{role}/{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 33
 
 
 def checked_seed(seed: int | None) -> int | None:
-    """Return the seed as an int (numpy integers included). Raises TypeError if it is not an integer."""
+    """Return the seed as an int (numpy integers included).
+
+    Raises TypeError if it is not an integer, and ValueError if it is negative.
+    """
     if seed is None:
         return None
     try:
-        return operator.index(seed)
+        number = operator.index(seed)
     except TypeError:
         raise TypeError(f"seed={seed!r}: a seed must be an integer, or None for a random one") from None
+    if number < 0:
+        raise ValueError(f"seed={number}: give 0 or more, or None for a random seed")
+    return number
 
 
 def generator(seed: int, role: str, index: int = 0, device: torch.device | str = "cpu") -> torch.Generator:

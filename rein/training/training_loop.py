@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.optimizers import HINT, learning_rates
-from rein.envs.base.contract import check_integers
+from rein.envs.base.contract import check_range
 from rein.episodes import PHASES, EpisodeStatistics, batch_step
 from rein.episodes.finite import FiniteData
 from rein.episodes.statistics import CompletedEpisodes
@@ -257,7 +257,7 @@ def reset_environments(
 
     def begin(state: State, active_N: Tensor | None) -> None:
         observation = environment.reset()
-        check_integers(observation, environment.single_observation_space)
+        check_range(observation, environment.single_observation_space)
         observation = to_device(observation, agent.device)
         if finite is not None:
             finite.check_reset(state, observation)

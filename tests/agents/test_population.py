@@ -377,6 +377,7 @@ def test_functions_of_gradients_get_them_before_clipping() -> None:
         ({"kind": "PPO"}, TypeError, "class"),
         ({"seed": 0.5}, TypeError, "seed"),
         ({"seed": [0, 1, 1.5]}, TypeError, "seed"),
+        ({"seed": -1}, ValueError, "seed"),
     ],
 )
 def test_invalid_arguments_raise(change: dict[str, Any], kind: Any, word: str) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
-from rein.envs.base.contract import check_action, check_observation, check_rows, check_time_step, restored
+from rein.envs.base.contract import check_action, check_observation, check_range, check_rows, check_time_step, restored
+from rein.envs.base.spaces import tensor_dtype
 from rein.errors import EnvironmentContractError
 from rein.types import TimeStep
 
@@ -142,3 +144,25 @@ def test_restoring_a_tensor_of_another_shape_raises() -> None:
     assert copy.data_ptr() != like.data_ptr()
     with pytest.raises(ValueError, match=r"steps: the state has shape \(4,\), this object \(3,\)"):
         restored({"steps": torch.zeros(4)}, "steps", like)
+
+
+RANGES: list[tuple[spaces.Space[Any], Any, Any, list[str]]] = [
+    (BOX, [[0.0, -1.0]] * N, [[0.0, 0.0], [0.0, 1.5], [2.0, 0.0]], ["environment 1 at [1]: 1.5", "Box(-1.0, 1.0"]),
+    (spaces.Box(-1, 1, (), np.int8), [1] * N, [0, 0, 2], ["environment 2: 2", "Box(-1, 1"]),
+    (spaces.Box(0.0, 0.1, (1,), np.float64), [[0.1]] * N, [[0.1], [0.2], [0.1]], ["environment 1 at [0]: 0.2"]),
+]
+
+
+@pytest.mark.parametrize(("space", "good", "bad", "words"), RANGES)
+def test_value_outside_of_a_box_is_logged_once(
+    space: spaces.Space[Any], good: Any, bad: Any, words: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    space, dtype = spaces.Dict({"arm": space}), tensor_dtype(space)
+    check_range({"arm": torch.tensor(good, dtype=dtype)}, space)
+    assert not caplog.records
+    check_range({"arm": torch.tensor(bad, dtype=dtype)}, space, step=2)  # only some steps are checked
+    assert not caplog.records
+    for step in range(3, 80):
+        check_range({"arm": torch.tensor(bad, dtype=dtype)}, space, step=step)
+    (record,) = caplog.records
+    assert all(word in record.getMessage() for word in ["observation.arm", *words])

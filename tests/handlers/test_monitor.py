@@ -167,7 +167,7 @@ def test_all_learning_rates_of_an_agent_are_reduced_and_resumed(kind: Any, world
     def build() -> tuple[Loop, Any]:
         environment, rates = world(num_envs=1, seed=0), dict.fromkeys(other_rates, 0.2)
         spaces = environment.single_observation_space, environment.single_action_space
-        agent = kind(*spaces, capacity=10, hidden=(4,), learning_rate=0.4, seed=0, **rates)
+        agent = kind(*spaces, capacity=1_000, hidden=(4,), learning_rate=0.4, seed=0, **rates)
         loop = make([0.0] * 3)
         reduce_learning_rate(loop, agent, "loss", mode="min", factor=0.5, patience=0)
         return loop, agent
@@ -183,7 +183,9 @@ def test_all_learning_rates_of_an_agent_are_reduced_and_resumed(kind: Any, world
 
 def test_actor_rate_that_follows_learning_rate_is_reduced_once() -> None:
     environment = Pendulum(num_envs=1, seed=0)
-    agent = DDPG(environment.single_observation_space, environment.single_action_space, capacity=10, learning_rate=0.4)
+    agent = DDPG(
+        environment.single_observation_space, environment.single_action_space, capacity=1_000, learning_rate=0.4
+    )
     loop = make([0.0] * 2)
     reduce_learning_rate(loop, agent, "loss", mode="min", factor=0.5, patience=0)
     loop.run()
@@ -230,7 +232,7 @@ def test_schedules_and_objects_without_a_rate_are_rejected() -> None:
         reduce_learning_rate(make([1.0]), agent_of(linear(0.5, 0.1, updates=10)), "loss", mode="min")
     environment = Pendulum(num_envs=1, seed=0)
     spaces = environment.single_observation_space, environment.single_action_space
-    falling = DDPG(*spaces, capacity=10, actor_learning_rate=linear(0.5, 0.1, updates=10))
+    falling = DDPG(*spaces, capacity=1_000, actor_learning_rate=linear(0.5, 0.1, updates=10))
     with pytest.raises(TypeError, match=r"DDPG\.actor_learning_rate already follows a schedule"):
         reduce_learning_rate(make([1.0]), falling, "loss", mode="min")
     with pytest.raises(TypeError, match="pass an agent with a learning_rate, or an optimizer"):

@@ -134,7 +134,7 @@ def built(agent: str, case: str) -> Any:
     observation_space, action_space, options = CASES[agent][case]
     kind = getattr(rein, agent)
     if "capacity" in kind.__init__.__annotations__:
-        options = {**options, "capacity": 100}
+        options = {**options, "capacity": 100, "batch_size": 8}
     built = kind(observation_space, action_space, seed=0, **options)
     generator = torch.Generator().manual_seed(1)
     networks: Any = getattr(built, "networks", nn.Module())

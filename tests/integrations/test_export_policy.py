@@ -188,7 +188,7 @@ def test_export_leaves_the_agent_unchanged(tmp_path: Path) -> None:
 
 
 def test_program_contains_no_paths_and_no_weights_of_critics(tmp_path: Path) -> None:
-    agent = rein.SAC(VECTOR, BOX, capacity=100, hidden=(8,), critics=50, seed=0)
+    agent = rein.SAC(VECTOR, BOX, capacity=100, batch_size=8, hidden=(8,), critics=50, seed=0)
     rein.export(agent, tmp_path / "policy.pt2")
     content = (tmp_path / "policy.pt2").read_bytes()
     assert b".py" not in content.replace(b".pyi", b"")

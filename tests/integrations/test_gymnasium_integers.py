@@ -141,7 +141,7 @@ def test_q_learning_does_not_use_an_invalid_observation() -> None:
 
 @pytest.mark.parametrize("field", ["observation", "next_observation"])
 def test_recorded_integers_outside_their_space_raise(field: str) -> None:
-    agent = DQN(spaces.MultiDiscrete([3, 3]), spaces.Discrete(2), seed=0, hidden=(4,), capacity=100)
+    agent = DQN(spaces.MultiDiscrete([3, 3]), spaces.Discrete(2), seed=0, hidden=(4,), capacity=200)
     seen, no = torch.ones(6, 2, dtype=torch.int64), torch.zeros(6, dtype=torch.bool)
     wrong = seen.clone()
     wrong[4, 1] = -1

@@ -12,6 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+import rein
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumWorkers
 from rein.errors import EnvironmentContractError
 
@@ -149,3 +150,32 @@ def test_infos_that_are_not_requested_stay_in_the_worker() -> None:
             time_step = environment.apply_action(torch.zeros(2, dtype=torch.int64))
             assert time_step.info.get("count", torch.tensor([3, 1])).tolist() == [3, 1]
         environment.close()
+
+
+class Far(gymnasium.Env[Any, Any]):
+    """Environment whose observations leave their Box after the first step of an episode."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-1.0, 1.0, (3,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return ZEROS, {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return ZEROS + 3.5 * (self.steps > 1), 1.0, self.steps == 9, False, {}
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_observation_outside_of_its_box_is_logged_once(evaluated: bool, caplog: pytest.LogCaptureFixture) -> None:
+    env = GymnasiumEnvironment(Far, 2, seed=0)
+    agent = rein.PPO(env, rollout_steps=8, hidden=(4,), seed=0)
+    if evaluated:
+        rein.evaluate(agent, env, episodes=4)
+    else:
+        rein.train(agent, env, env_steps=100, progress=False)
+    (text,) = [record.getMessage() for record in caplog.records if "outside" in record.getMessage()]
+    assert "3.5" in text and str(VECTOR) in text

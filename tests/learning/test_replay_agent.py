@@ -435,7 +435,7 @@ INVALID += [
     {"learning_rate": -1.0},
     {"max_grad_norm": 0.0},
 ]
-INVALID += [{"priority_alpha": 2.0}, {"priority_beta": -1.0}]
+INVALID += [{"priority_alpha": 2.0}, {"priority_beta": -1.0}, {"batch_size": 501}, {"seed": -1}]
 
 
 @pytest.mark.parametrize("options", INVALID, ids=str)

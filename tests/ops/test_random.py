@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
-from rein.ops.random import episode_seeds, generator, hash_bits, integers, stream_seed, uniform
+from rein.ops.random import checked_seed, episode_seeds, generator, hash_bits, integers, stream_seed, uniform
 
 WORD = 2**64
 GOLDEN = 0x9E3779B97F4A7C15
@@ -147,3 +151,10 @@ def test_generator_is_independent_of_the_global_one() -> None:
     torch.manual_seed(2)
     assert torch.equal(one, torch.rand(3, generator=generator(0, "agent")))
     assert not torch.equal(one, torch.rand(3, generator=generator(0, "agent", 1)))
+
+
+@pytest.mark.parametrize("seed", [-1, np.int8(-1)])
+def test_negative_seed_raises(seed: Any) -> None:
+    for function in (checked_seed, functools.partial(stream_seed, role="agent")):
+        with pytest.raises(ValueError, match="seed=-1"):
+            function(seed)

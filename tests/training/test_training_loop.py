@@ -617,8 +617,8 @@ def test_metrics_of_optimize_model_are_checked_in_first_step(scripted, listening
     [
         (PPO, {"rollout_steps": 4096}, "rollout_steps=4096"),
         (PQN, {"rollout_steps": 4096}, "rollout_steps=4096"),
-        (DQN, {"capacity": 100, "learning_starts": 50}, "learning_starts=50"),
-        (DQN, {"capacity": 100, "learning_starts": 0, "train_frequency": 100}, "train_frequency=100"),
+        (DQN, {"capacity": 200, "learning_starts": 50}, "learning_starts=50"),
+        (DQN, {"capacity": 200, "learning_starts": 0, "train_frequency": 100}, "train_frequency=100"),
     ],
 )
 @pytest.mark.parametrize("limit", ["completed", "halted"])

@@ -43,6 +43,7 @@ from rein.schedules import Schedule
 from rein.types import Group, Transition, Tree
 
 PER_ENVIRONMENT = ("carry", "first_carry", "carry_reset")  # tensors of an agent that are not parameters
+BATCH_SIZE = 64  # of agents with a replay and without the option `batch_size`
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(option, attrs.field))
@@ -142,6 +143,12 @@ class Agent(_HasOptions, abc.ABC):
         self.generator = generator(seed, "agent", rank(), device=self.device)
         with torch.device(self.device), torch.inference_mode(False):  # inference tensors cannot be trained
             self.build(generator(seed, "networks", device=self.device))
+        replay, rows = vars(self).get("replay"), getattr(self, "batch_size", BATCH_SIZE)
+        if rows > (capacity := getattr(replay, "capacity", rows)):
+            raise ValueError(
+                f"{type(self).__name__}: batch_size={rows} is larger than the capacity of the replay, {capacity}; give "
+                "a smaller batch_size= or a larger capacity="
+            )
 
     @abc.abstractmethod
     def build(self, generator: torch.Generator) -> None:
@@ -225,7 +232,7 @@ class Agent(_HasOptions, abc.ABC):
     def sample(self) -> Any:
         """Sample a batch from `self.replay`."""
         settings = {name: getattr(self, name) for name in ("n_step", "gamma") if hasattr(self, name)}
-        return self.replay.sample(getattr(self, "batch_size", 64), self.generator, **settings)  # type: ignore[attr-defined]
+        return self.replay.sample(getattr(self, "batch_size", BATCH_SIZE), self.generator, **settings)  # type: ignore[attr-defined]
 
     def set_learning_rates(self) -> None:
         """Set the learning rate of every optimizer to the current value of the option `learning_rate`."""

@@ -9,6 +9,7 @@ Shapes: N environments, O one observation, A one action.
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
@@ -23,6 +24,12 @@ from rein.errors import EnvironmentContractError
 from rein.networks.encoder import children, tensors_of
 from rein.ops.trees import leaves
 from rein.types import TimeStep, Transition, Tree
+
+logger = logging.getLogger("rein")
+
+_BOX_STEPS = (
+    17  # from one check of Boxes to the next; a prime, so that checks reach all steps of episodes of equal length
+)
 
 
 def checked_num_envs(num_envs: Any, who: str = "") -> int:
@@ -122,11 +129,11 @@ def check_time_step(
         _check_values(path, final, same | ended, "the observation, because no episode ended in this row")
 
 
-def check_observed(time_step: TimeStep, observation_space: spaces.Space[Any]) -> None:
-    """Check the discrete observations of a step, if they are on the host. See `check_integers`."""
-    check_integers(time_step.observation, observation_space)
+def check_observed(time_step: TimeStep, observation_space: spaces.Space[Any], step: int) -> None:
+    """Check the values of the observations of vector step `step`, if they are on the host. See `check_range`."""
+    check_range(time_step.observation, observation_space, step=step)
     if time_step.final_observation is not time_step.observation:
-        check_integers(time_step.final_observation, observation_space, "final_observation")
+        check_range(time_step.final_observation, observation_space, "final_observation", step)
 
 
 def check_observation(
@@ -145,46 +152,58 @@ def check_observation(
     _check_tree(observation, num_envs, observation_space, field, tensor_dtype, finite)
 
 
-def check_integers(value: Tree, space: spaces.Space[Any], field: str = "observation") -> None:
-    """Check Discrete, MultiDiscrete and MultiBinary values (N, ...) on the host. Fast enough for every step.
+def check_range(value: Tree, space: spaces.Space[Any], field: str = "observation", step: int = 1) -> None:
+    """Check that values (N, ...) on the host are in their space. Fast enough for every step.
 
-    An index out of range would select a wrong entry of a table or a one-hot vector. Values on another device are
-    skipped, because reading them would wait for the device.
+    An index out of range would select a wrong entry of a table or a one-hot vector. A value outside of a Box is logged
+    once for each space, and Boxes are checked in every 17th step only. Values on another device are skipped, because
+    reading them would wait for the device.
 
     Args:
         value: tensor or dictionary of tensors.
         space: space of one value.
         field: name of the value in error messages.
+        step: number of the vector step.
 
     Raises:
-        EnvironmentContractError: with the index of the environment, the value and the space.
+        EnvironmentContractError: with the index of the environment, the value and the space of a Discrete,
+            MultiDiscrete or MultiBinary value.
     """
-    for part in _integers_of(space):
+    for part in (parts := _bounded(space)):
+        in_box = isinstance(part.space, spaces.Box)
+        if in_box and step % _BOX_STEPS != 1:
+            continue
         try:
             leaf = functools.reduce(operator.getitem, part.path, value)
             if not leaf.is_cpu or not leaf.numel():
                 continue
         except (KeyError, TypeError, AttributeError):
             _fail(field, f"tensors of {space}", value)
+        if in_box:
+            array = leaf.numpy()
+            if array.shape[1:] == part.low.shape and ((array < part.low) | (array > part.high)).any():
+                _warn_outside(array, part, ".".join((field, *part.path)))
+                _known[id(space)] = space, [other for other in parts if other is not part]  # warn once
+            continue
         lowest, highest = torch.aminmax(leaf)
         if int(lowest) < part.low or int(highest) > part.high:  # bounds may differ by element
             _check_range(leaf, part.space, ".".join((field, *part.path)))
 
 
-class _Integers(NamedTuple):
-    """One integer tensor of an observation, and the range that is valid for all of its elements."""
+class _Bounded(NamedTuple):
+    """One tensor of an observation with bounds, which are arrays for a Box, and otherwise valid for all elements."""
 
     path: tuple[str, ...]
     space: spaces.Space[Any]
-    low: int
-    high: int
+    low: Any
+    high: Any
 
 
-_known: dict[int, tuple[spaces.Space[Any], list[_Integers]]] = {}  # by id: spaces are not hashable
+_known: dict[int, tuple[spaces.Space[Any], list[_Bounded]]] = {}  # by id: spaces are not hashable
 
 
-def _integers_of(space: spaces.Space[Any]) -> list[_Integers]:
-    """Return the integer tensors of a space, from a cache."""
+def _bounded(space: spaces.Space[Any]) -> list[_Bounded]:
+    """Return the tensors of a space whose values can be out of range, from a cache."""
     known = _known.get(id(space))
     if known is None:
         if len(_known) >= 64:
@@ -193,9 +212,29 @@ def _integers_of(space: spaces.Space[Any]) -> list[_Integers]:
         for path, part in tensors_of(space):
             if not isinstance(part, spaces.Box):
                 low, high = _range(part)
-                found.append(_Integers(path, part, int(np.max(low)), int(np.min(high)) - 1))
+                found.append(_Bounded(path, part, int(np.max(low)), int(np.min(high)) - 1))
+            elif not _is_full(part):
+                dtype = layout(part)[1]
+                found.append(_Bounded(path, part, part.low.astype(dtype), part.high.astype(dtype)))
         known = _known[id(space)] = space, found
     return known[1]
+
+
+def _is_full(space: spaces.Box) -> bool:
+    """Return whether a Box contains all values of its dtype."""
+    if space.dtype.kind in "fb":
+        low, high = (-np.inf, np.inf) if space.dtype.kind == "f" else (False, True)
+    else:
+        low, high = np.iinfo(space.dtype.name).min, np.iinfo(space.dtype.name).max
+    return bool((space.low == low).all() and (space.high == high).all())
+
+
+def _warn_outside(array: np.ndarray[Any, Any], part: _Bounded, field: str) -> None:
+    """Log the first value outside of a Box."""
+    row, *place = np.argwhere((array < part.low) | (array > part.high))[0].tolist()
+    at, box = f" at {place}" if place else "", " ".join(str(part.space).split())  # NumPy breaks long bounds into lines
+    message = "%s, environment %d%s: %s is outside of %s; correct the bounds, or clip observations (logged once)"
+    logger.warning(message, field, row, at, array[(row, *place)], box)
 
 
 def _check_range(value: Tensor, space: spaces.Space[Any], field: str) -> None:
