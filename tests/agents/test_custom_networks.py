@@ -14,6 +14,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 import rein
 from rein.envs.gridworld import Gridworld
@@ -594,3 +595,76 @@ def test_critic_observation_is_the_last_argument_of_values(case: str) -> None:
         assert not torch.equal(networks.critics(x, action), networks.critics(other, action))
     acting = agent.policy().select_action
     assert torch.equal(acting(seen)[0], acting({"observation": seen["observation"]})[0])
+
+
+def normalized(factory: Any) -> Any:
+    """Return a factory whose modules have spectral normalization, which changes buffers in training mode."""
+
+    def build(*given: Any) -> nn.Module:
+        module = factory(*given)
+        for layer in [layer for layer in module.modules() if type(layer) is nn.Linear]:
+            spectral_norm(layer)
+        return module
+
+    return build
+
+
+@pytest.mark.parametrize("case", ["PPO, parts", "DQN", "SAC", "TD3"])
+def test_spectral_norm_changes_only_when_the_agent_learns(case: str) -> None:
+    factories = {name: value for name, value in KINDS[case][2].items() if callable(value)}
+    agent, environment = made(case, **{name: normalized(value) for name, value in factories.items()})
+    buffers = dict(agent.networks.named_buffers())
+
+    def check_acting() -> None:
+        before = copy_state(buffers)
+        for policy in (agent.policy(), agent.policy(deterministic=False)):
+            rein.evaluate(policy, environment, episodes=4)
+        agent.select_action(environment.reset())
+        agent.observe_reset(environment.reset(), torch.ones(4, dtype=torch.bool))
+        assert first_difference(before, buffers) is None
+
+    check_acting()
+    before = copy_state(buffers)
+    rein.train(agent, environment, env_steps=48)
+    assert first_difference(before, buffers) is not None
+    check_acting()
+
+
+class Modes(rein.Agent):
+    """Agent that records the modes of its modules."""
+
+    def build(self, generator: torch.Generator) -> None:
+        self.layers = nn.Sequential(nn.Linear(1, 2), nn.Dropout(0.5))
+        self.more = {"norms": [nn.BatchNorm1d(1)]}
+        self.fixed = nn.BatchNorm1d(1).eval()
+        self._seen: list[tuple[str, list[bool]]] = []
+
+    def _record(self, what: str) -> None:
+        modules = (*self.layers.modules(), *self.more["norms"], self.fixed)
+        self._seen.append((what, [module.training for module in modules]))
+
+    def act(self, observation: Any, explore: Any) -> Any:
+        self._record("act")
+        return torch.zeros(len(observation), dtype=torch.int64)
+
+    def update(self, batch: Any) -> dict[str, Tensor]:
+        self._record("update")
+        return {}
+
+
+class MoreModes(Modes):
+    def update(self, batch: Any) -> dict[str, Tensor]:
+        super().update(batch)
+        self._record("update")
+        raise ArithmeticError
+
+
+def test_modules_are_in_training_mode_only_in_update() -> None:
+    environment = Corridor(4, length=3, seed=0)
+    agent = MoreModes(environment, seed=0)
+    with pytest.raises(ArithmeticError):
+        rein.train(agent, environment, env_steps=4)
+    rein.evaluate(agent, environment, episodes=1)
+    expected = {"act": [False] * 5, "update": [True] * 4 + [False]}
+    assert [what for what, _ in agent._seen[:4]] == ["act", "update", "update", "act"]
+    assert all(modes == expected[what] for what, modes in agent._seen)
