@@ -91,8 +91,11 @@ class _Part(NamedTuple):
 def children(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
     """Return the spaces in a Dict or Tuple, by the keys of their tensors; None for a single tensor.
 
-    Raises ValueError for an empty Dict or Tuple.
+    Raises ValueError for an empty Dict or Tuple, and TypeError for a Box in another byte order than the machine's.
     """
+    if isinstance(space, spaces.Box) and not space.dtype.isnative:
+        native = space.dtype.newbyteorder("=")
+        raise TypeError(f"{space}: torch does not support the byte order of {space.dtype.str}; use dtype=np.{native}")
     if isinstance(space, spaces.Dict | spaces.Tuple) and not len(space.spaces):
         raise ValueError(f"{space} is an empty space: an agent needs at least one Box, Discrete or other tensor")
     if isinstance(space, spaces.Dict):

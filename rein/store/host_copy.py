@@ -17,6 +17,7 @@ from rein.networks.encoder import children
 from rein.ops.trees import leaves
 from rein.types import Episodes, Trajectory, Tree
 
+_LEVELS = 31  # of nested dictionaries: `rein.store.format.layout` reads at most 32 nested groups
 _WIDENED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # viewers cannot show half precision
 _EPISODE_TYPES = dict(
     id=np.int64,
@@ -57,15 +58,18 @@ def to_host(trajectory: Trajectory, names: Collection[str] | None = None) -> Tra
     )
 
 
-def check_names(space: Space[Any], path: str) -> None:
-    """Raise ValueError if a part of `space` has a name that cannot be stored. `path` is the name of the field."""
+def check_names(space: Space[Any], path: str, level: int = 1) -> None:
+    """Raise ValueError if a part of `space` cannot be stored because of its name or its level of nesting.
+
+    `path` is the name of the field.
+    """
     for name, inner in (children(space) or {}).items():
         try:
-            _checked(name, path)
+            _checked(name, path, level)
         except ValueError as error:
             advice = "rename it with an environment wrapper, or flatten observations with FlattenObservation"
             raise ValueError(f"{error}; {advice}") from None
-        check_names(inner, f"{path}.{name}")
+        check_names(inner, f"{path}.{name}", level + 1)
 
 
 def _chosen(fields: Mapping[str, Tree], names: Collection[str] | None) -> Mapping[str, Tree]:
@@ -76,13 +80,13 @@ def _chosen(fields: Mapping[str, Tree], names: Collection[str] | None) -> Mappin
     return {name: fields[name] for name in fields if name in names or name == "valid"}
 
 
-def _copy(tree: Any, path: str, lead: tuple[int, ...], arrays: list[np.ndarray]) -> Any:
+def _copy(tree: Any, path: str, lead: tuple[int, ...], arrays: list[np.ndarray], level: int = 0) -> Any:
     """Copy a tree of arrays with the leading shape `lead`. The copies are also appended to `arrays`."""
     if tree is None:
         return None
     if isinstance(tree, Mapping):
         return {
-            _checked(key, path): _copy(value, f"{path}.{key}" if path else key, lead, arrays)
+            _checked(key, path, level): _copy(value, f"{path}.{key}" if path else key, lead, arrays, level + 1)
             for key, value in tree.items()
         }
     array = _array(tree, path)
@@ -123,7 +127,9 @@ def _column(values: Any, name: str, kind: Any) -> np.ndarray:
     return np.array(_array(values, f"episodes.{name}") if isinstance(values, Tensor) else values, kind)
 
 
-def _checked(name: Any, path: str) -> Any:
+def _checked(name: Any, path: str, level: int) -> Any:
+    if level > _LEVELS:
+        raise ValueError(f"{path:.80} has more than {_LEVELS} levels of nested dictionaries, which cannot be stored")
     if not isinstance(name, str) or not name or name[0] == "." or "/" in name or "\0" in name:
         where = f" in {path}" if path else ""
         raise ValueError(f"invalid field name {name!r}{where}: names must be text without '/' and not begin with '.'")

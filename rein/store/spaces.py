@@ -30,8 +30,8 @@ def describe_build(part: Any) -> dict[str, Any] | None:
     return None if None in data.values() else {**named, **data}
 
 
-def space_as_json(space: Space) -> dict[str, Any] | None:
-    """Describe a space as JSON for `space_from_json`. Returns None for an unsupported class of spaces."""
+def space_as_json(space: Space, depth: int = 0) -> dict[str, Any] | None:
+    """Describe a space as JSON for `space_from_json`. Returns None for a space that `space_from_json` refuses."""
     kind = type(space)  # subclasses are not supported
     name = {"space": kind.__name__}
     if isinstance(space, spaces.Discrete) and kind is spaces.Discrete:
@@ -39,14 +39,15 @@ def space_as_json(space: Space) -> dict[str, Any] | None:
     if isinstance(space, spaces.MultiDiscrete) and kind is spaces.MultiDiscrete:
         return {**name, "nvec": space.nvec.tolist(), "start": space.start.tolist(), "dtype": str(space.dtype)}
     if isinstance(space, spaces.MultiBinary) and kind is spaces.MultiBinary:
-        return {**name, "n": space.n if isinstance(space.n, int) else list(space.n)}
+        n = space.n if isinstance(space.n, int) else list(space.n)
+        return {**name, "n": n} if math.prod(space.shape) <= _LARGEST else None
     if isinstance(space, spaces.Box) and kind is spaces.Box:
         low, high = _bound(space.low), _bound(space.high)
         data = {"low": low, "high": high, "shape": list(space.shape), "dtype": str(space.dtype)}
-        return None if low is None or high is None else {**name, **data}
-    if isinstance(space, spaces.Dict | spaces.Tuple) and kind in (spaces.Dict, spaces.Tuple):
+        return None if low is None or high is None or math.prod(space.shape) > _LARGEST else {**name, **data}
+    if isinstance(space, spaces.Dict | spaces.Tuple) and kind in (spaces.Dict, spaces.Tuple) and depth < _DEEPEST:
         pairs = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        inner = [[key, space_as_json(one)] for key, one in pairs]
+        inner = [[key, space_as_json(one, depth + 1)] for key, one in pairs]
         named = all(one is not None and isinstance(key, str | int) for key, one in inner)
         return {**name, "spaces": inner} if named else None
     return None

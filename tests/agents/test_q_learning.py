@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -371,3 +372,9 @@ def test_greedy_policy_rejects_state_of_exploring_policy():
     agent = QLearning(spaces.Discrete(9), spaces.Discrete(4), seed=0)
     with pytest.raises(ValueError, match="generator"):
         agent.policy(True).load_state_dict(agent.policy(False).state_dict())
+
+
+@pytest.mark.parametrize("space", [spaces.MultiDiscrete([1000] * 20), spaces.Discrete(2**60)], ids=str)
+def test_table_that_does_not_fit_into_memory_names_the_space(space: spaces.Space) -> None:
+    with pytest.raises(MemoryError, match=re.escape(f"{space}")):
+        QLearning(space, spaces.Discrete(2))

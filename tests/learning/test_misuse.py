@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -26,6 +27,7 @@ from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
+from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.pendulum import Pendulum
 from rein.errors import CheckpointError
 from rein.schedules import Schedule
@@ -424,3 +426,34 @@ def test_unavailable_device_is_rejected(kind: Any) -> None:
     environment = Pendulum(num_envs=2, seed=0) if kind is SAC else CartPole(num_envs=2, seed=0)
     with pytest.raises(ValueError, match='device="xpu": torch finds no such device'):
         made(kind, environment, device="xpu")
+
+
+HUGE = spaces.Discrete(2**40)
+
+
+@pytest.mark.parametrize(("kind", "spaces_of"), [(PPO, (BOX, HUGE)), (DQN, (HUGE, spaces.Discrete(2)))])
+def test_networks_that_do_not_fit_into_memory_name_the_space(kind, spaces_of) -> None:
+    with pytest.raises(MemoryError, match=r"Discrete\(1099511627776\)"):
+        kind(*spaces_of)
+
+
+BIG_ENDIAN = spaces.Box(-1.0, 1.0, (3,), np.dtype(">f4"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "spaces_of"),
+    [
+        (PPO, (BIG_ENDIAN, spaces.Discrete(2))),
+        (PPO, (BOX, BIG_ENDIAN)),
+        (PPO, (BOX, spaces.Dict(a=BIG_ENDIAN))),
+        (SAC, (BOX, BIG_ENDIAN)),
+        (GymnasiumEnvironment, (BIG_ENDIAN, spaces.Discrete(2))),
+        (GymnasiumEnvironment, (BOX, BIG_ENDIAN)),
+    ],
+)
+def test_space_in_another_byte_order_is_named(kind, spaces_of) -> None:
+    class Still(gymnasium.Env):
+        observation_space, action_space = spaces_of
+
+    with pytest.raises(TypeError, match=r"Box\(-1.0, 1.0, \(3,\), >f4\).*byte order"):
+        kind(Still) if kind is GymnasiumEnvironment else kind(*spaces_of)

@@ -1,3 +1,4 @@
+import functools
 import hashlib
 import json
 
@@ -138,3 +139,17 @@ def test_invalid_run_json_raises(path):
         (path / "run.json").write_text(text)
         with pytest.raises(StoreError, match=r"run\.json: cannot be read as JSON"):
             _ = open_run(path).info
+
+
+def test_every_level_of_dictionaries_that_is_written_is_read(tmp_path):
+    def nested(levels):
+        given = make_trajectory(1)
+        inner = functools.reduce(lambda inner, _: {"a": inner}, range(levels), given.fields["reward"])
+        return given._replace(fields={**given.fields, "extra": inner})
+
+    store = HDF5Store(tmp_path / "run")
+    store.append(nested(31))
+    with pytest.raises(ValueError, match=r"extra\.a.*levels"):
+        store.append(nested(32)._replace(epoch=2))
+    store.close()
+    assert_equal([*open_run(store.path)], [nested(31)])

@@ -74,3 +74,19 @@ for _ in range(30):
 def test_invalid_json_raises(data: Any) -> None:
     with pytest.raises(ValueError):
         space_from_json(data)
+
+
+def nested(levels: int) -> spaces.Space[Any]:
+    space: spaces.Space[Any] = spaces.Discrete(2)
+    for _ in range(levels):
+        space = spaces.Dict(a=space)
+    return space
+
+
+LARGE = (1 << 12, 1 << 13)
+
+
+@pytest.mark.parametrize("space", [nested(9), spaces.Box(0, 1, LARGE, np.int8), spaces.MultiBinary(LARGE)], ids=str)
+def test_space_that_the_reader_refuses_gives_none(space: spaces.Space[Any]) -> None:
+    assert space_as_json(space) is None
+    assert space_from_json(space_as_json(nested(8))) == nested(8)

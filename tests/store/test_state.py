@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import warnings
@@ -181,6 +182,15 @@ def test_hostile_structure_raises(name):
     content = bytes(encode_state({"x": torch.ones(400)}, {}))
     with pytest.raises(ValueError, match=r"tensor|structure|shape|number"):
         decode_state(rewritten(content, hostile()[name]))
+
+
+def test_state_is_refused_if_the_reader_would_refuse_its_levels():
+    def tree(levels):
+        return functools.reduce(lambda inner, _: {"a": inner}, range(levels), torch.ones(2))
+
+    decode_state(bytearray(encode_state(tree(96), {})))
+    with pytest.raises(ValueError, match="levels"):
+        encode_state(tree(97), {})
 
 
 def test_deep_nesting_and_invalid_json_raise():

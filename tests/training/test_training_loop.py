@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import math
 from pathlib import Path
 
@@ -552,6 +553,21 @@ def test_field_names_that_store_rejects_raise_before_run(scripted, listening, tm
     rein.training_loop(
         agent, environment, type("Any", (), {"config": {}} | dict.fromkeys(("append", "flush", "close")))()
     )
+
+
+def test_levels_of_dictionaries_that_files_do_not_support_raise_before_run(scripted, listening, tmp_path):
+    environment = scripted([2])
+    agent = listening(environment)
+
+    def loop(levels, store):
+        space = functools.reduce(lambda inner, _: spaces.Dict({"a": inner}), range(levels), spaces.Discrete(2))
+        agent.observation_space = environment.single_observation_space = space
+        return rein.training_loop(agent, environment, store)
+
+    for store in (rein.MemoryStore(), rein.HDF5Store(tmp_path / "run")):
+        with pytest.raises(ValueError, match=r"observation\.a.*levels"):
+            loop(32, store)
+    loop(31, rein.MemoryStore())
 
 
 @pytest.mark.parametrize("event", ["action_selected", "action_applied", "observation_recorded", "trajectory_persisted"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import copy
 import functools
+import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
@@ -125,6 +126,7 @@ class Agent(_HasOptions, abc.ABC):
                 if hasattr(space, "unwrapped"):
                     hint = "wrap it first: environment = GymnasiumEnvironment(id_or_factory, num_envs)"
                 raise TypeError(f"{type(self).__name__}({name}={space!r}): {hint}")
+            children(space)  # raises for a space whose values cannot be tensors
         if (mask := entry(self.observation_space, ACTION_MASK)) is not None:
             check_mask(mask, self.action_space)  # type: ignore[arg-type]  # a space, see above
         if not self.has_critic and entry(self.observation_space, CRITIC_OBSERVATION) is not None:
@@ -148,8 +150,7 @@ class Agent(_HasOptions, abc.ABC):
         self.learners: dict[str, Any] = {}
         self.carry: Tensor | None = None  # (N, C) memory of a recurrent agent
         self.generator = generator(seed, "agent", rank(), device=self.device)
-        with torch.device(self.device), torch.inference_mode(False):  # inference tensors cannot be trained
-            self.build(generator(seed, "networks", device=self.device))
+        self._build(generator(seed, "networks", device=self.device))
         replay, rows = vars(self).get("replay"), getattr(self, "batch_size", BATCH_SIZE)
         if rows > (capacity := getattr(replay, "capacity", rows)):
             raise ValueError(
@@ -161,6 +162,19 @@ class Agent(_HasOptions, abc.ABC):
         self._trained = [*dict.fromkeys(part for module in modules for part in module.modules() if part.training)]
         for part in self._trained:
             vars(part)["training"] = False
+
+    def _build(self, generator: torch.Generator) -> None:
+        """Call `build` on the device of the agent. Raises MemoryError if its tensors do not fit."""
+        try:
+            with torch.device(self.device), torch.inference_mode(False):  # inference tensors cannot be trained
+                self.build(generator)
+        except (RuntimeError, ValueError) as error:
+            if not re.search("allocate memory|out of memory|[Oo]verflow", str(error)):
+                raise
+            raise MemoryError(
+                f"{type(self).__name__}: networks or a table for the observation space {self.observation_space} and "
+                f"the action space {self.action_space} do not fit into memory; use smaller spaces"
+            ) from error
 
     @abc.abstractmethod
     def build(self, generator: torch.Generator) -> None:

@@ -39,6 +39,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # keys of dictionaries that represent other values
 _TENSOR, _ARRAY, _FLOAT, _ROWS = "$tensor", "$array", "$float", "$rows"
 _NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # not allowed in strict JSON
+_DEEPEST = 96  # levels of a state, so that `decode_json` accepts its JSON
 _TRAILER = "#rein-state about {:018d} {:018d} structure {:018d} {:018d}\n"
 _TRAILER_PATTERN = re.compile(rb"#rein-state about (\d{18}) (\d{18}) structure (\d{18}) (\d{18})\n")
 TRAILER_LENGTH = len(_TRAILER.format(0, 0, 0, 0))
@@ -178,6 +179,8 @@ def _json(value: Any) -> Any:
 
 def _encode(value: Any, path: tuple[str, ...], datasets: dict[tuple[str, ...], Any]) -> Any:
     """Return the JSON that represents `value`. Its tensors are added to `datasets`."""
+    if len(path) > _DEEPEST:
+        raise ValueError(f"{_text(path):.80} is nested in more than {_DEEPEST} levels; flatten it")
     if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
         value = value.item()
     if value is None or type(value) in (bool, int, str):
