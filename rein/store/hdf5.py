@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import logging
@@ -201,24 +202,22 @@ class HDF5Store:
     def end(self) -> None:
         """Flush at the end of a run, and warn if the last epoch was kept only because none was selected."""
         self.flush()
+        self._report_substitute()
+
+    def _report_substitute(self) -> None:
         if self._substitute not in (None, self._reported):
             self._reported = self._substitute
             logger.warning("%s: %r selected no epoch, so the last one is kept", self.path, self._selection)
 
     def close(self) -> None:
         """Flush and end the writer's thread. A second call does nothing. Raises StoreError if a write failed."""
-        if self._finalizer.alive:
-            try:
-                self.end()
-            finally:
-                self._close()
-
-    def _close(self) -> None:
         if self._finalizer.detach():
-            try:
-                self.checkpoints.close()  # before `_files`, which releases the lock on the folder
-            finally:
-                self._files.close()
+            with contextlib.ExitStack() as last:
+                last.callback(self._files.close)  # releases the lock on the folder
+                last.callback(self.checkpoints.close)
+                if self._files.works:
+                    self._write_last()
+                    self._report_substitute()
 
     def write_run(self, info: Mapping[str, Any]) -> None:
         """Write `run.json` in the run's folder. Later trajectory files contain a copy of it.
@@ -329,11 +328,16 @@ class Files:
         self._submit()
         self._writer.wait()
 
+    @property
+    def works(self) -> bool:
+        """Whether no write has failed, and the thread belongs to this process."""
+        return self._writer.works
+
     def close(self) -> None:
         """Flush and end the thread."""
         atexit.unregister(self.close)
         try:
-            if self._writer.works:
+            if self.works:
                 self._submit()
         finally:
             try:
@@ -344,7 +348,7 @@ class Files:
 
     def release(self) -> None:
         """Close without waiting. The garbage collector may call this from a thread that holds the lock of HDF5."""
-        if self._writer.works:
+        if self.works:
             self._submit(wait=False)
             self._writer.submit(functools.partial(atexit.unregister, self.close), 0, wait=False)
             self._writer.end()

@@ -119,7 +119,7 @@ class TestStateOfGaussianNoise(StatefulContract):
         return GaussianNoise(Plateau(0.5, window=4, up=1.2, down=0.9))
 
     def step(self, noise):
-        seed = int(noise.state_dict()["amount"]["returns"].sum() * 1e6)
+        seed = int(noise.state_dict()["amount"]["returns"].abs().sum() * 1e6)
         noise_NA = noise(torch.zeros(2, 3), generator(seed, "noise"))
         noise.amount.observe(noise_NA[:1, 0])
         return noise_NA

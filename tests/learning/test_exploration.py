@@ -122,6 +122,6 @@ class TestState(StatefulContract):
         return Plateau(0.5, up=1.3, down=0.8, window=6, threshold=0.3)
 
     def step(self, plateau):
-        seed = int(plateau.state_dict()["returns"].sum() * 1e6)
+        seed = int(plateau.state_dict()["returns"].abs().sum() * 1e6)
         plateau.observe(torch.randn(2, generator=generator(seed, "returns")))
         return plateau()
