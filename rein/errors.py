@@ -69,3 +69,12 @@ class EnvironmentContractError(ReinError):
 
 class NonFiniteError(ReinError):
     """Raised if a value is NaN or infinite. The message names the first place where it was found."""
+
+
+def text_of(error: BaseException) -> str:
+    """Return type and message of an exception. The message is left out if `__str__` of a custom class raises."""
+    try:
+        message = str(error)
+    except Exception:
+        message = ""
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

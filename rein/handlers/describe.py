@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import Any
 
-from rein.errors import StoreError
+from rein.errors import StoreError, text_of
 from rein.loop import Loop
 from rein.loop.info import run_info
 from rein.loop.state import INTERRUPT, State
@@ -43,7 +43,7 @@ def _end_of(state: State) -> dict[str, Any]:
     """Return the status and the reason of a run that ends."""
     error = sys.exception()
     if state.status == "failed":
-        return {"status": "failed", "reason": None if error is None else f"{type(error).__name__}: {error}"[:1000]}
+        return {"status": "failed", "reason": None if error is None else text_of(error)[:1000]}
     if INTERRUPT in state.halts:
         return {"status": "interrupted", "reason": state.reason}
     solved = "solved" in state.memory

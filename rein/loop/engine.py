@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from rein.errors import text_of
 from rein.loop import checks
 from rein.loop.checks import name_of
 from rein.loop.data import END, Batches
@@ -251,9 +252,9 @@ def _fail(loop: Loop, error: BaseException) -> None:
     try:
         _fire_final(loop.state, loop.failed)
     except BaseException as second:  # the caller must see the first error; the second one becomes a note
-        if (type(second), str(second)) == (type(error), str(error)):  # a failed store repeats its error on every call
+        if text_of(second) == text_of(error):  # a failed store repeats its error on every call
             return
-        error.add_note(f"and a handler of `failed` raised {second!r}")
+        error.add_note(f"and a handler of `failed` raised {text_of(second)}")
         logger.exception("a handler of `failed` raised")
 
 

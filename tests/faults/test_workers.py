@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -22,12 +23,14 @@ import torch
 import rein
 from rein.envs import GymnasiumWorkers
 from tests.faults.fragile import CRASHES, EXITS, FINE, HANGS, Fragile, number_of
+from tests.integrations.faulty import Faulty
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 
 ROOT = Path(__file__).parents[2]
 N = 4
 NOTHING = torch.full((N,), FINE)
+ONES = torch.ones(N, dtype=torch.int64)
 
 
 def check_step(last: torch.Tensor, time_step: rein.TimeStep, seeds: torch.Tensor) -> int:
@@ -262,3 +265,24 @@ def test_abandoned_threads_do_not_change_later_results(scale: Callable[[int, int
     time_step = environment.apply_action(NOTHING)
     check_step(last, time_step, environment.episode_seeds)
     environment.close()
+
+
+def test_worker_is_replaced_after_an_exception_without_text(caplog: pytest.LogCaptureFixture) -> None:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+        __repr__ = __str__
+
+    def raises_it() -> None:
+        raise Unprintable
+
+    for mode in ("processes", "threads"):
+        options: Any = {"mode": mode, "on_failure": "restart", "max_restarts": 1}
+        environment = GymnasiumWorkers(functools.partial(Faulty, raises_it), N, 0, workers=2, **options)
+        environment.reset()
+        for _ in range(3):
+            time_step = environment.apply_action(ONES)
+        assert environment.restarts == 1
+        assert not time_step.valid[2:].any()
+        environment.close()

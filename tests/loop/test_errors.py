@@ -181,7 +181,7 @@ def test_second_error_becomes_a_note_of_the_first(caplog: pytest.LogCaptureFixtu
     def fail_again(state: rein.State) -> None:
         raise ValueError("second")
 
-    assert notes_of(loop)[1] == "and a handler of `failed` raised ValueError('second')"
+    assert notes_of(loop)[1] == "and a handler of `failed` raised ValueError: second"
     assert caplog.messages == ["a handler of `failed` raised"]
 
 

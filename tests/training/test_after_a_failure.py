@@ -173,3 +173,25 @@ def test_state_to_trajectory_without_store_raises(scripted: Any, listening: Any)
     environment = scripted([2])
     with pytest.raises(ValueError, match=r"state_to_trajectory=\.\.\.\): the fields need a store"):
         rein.training_loop(listening(environment), environment, state_to_trajectory=lambda state: {})
+
+
+def test_exception_without_a_text_is_raised_and_recorded(tmp_path: Path) -> None:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise LookupError("no text")
+
+    environment = rein.envs.CartPole(2, seed=0)
+    loop = rein.training_loop(rein.A2C(environment, hidden=(8,), seed=0), environment, tmp_path / "run")
+
+    @loop.observation_recorded
+    def fail(state: rein.State) -> None:
+        raise Unprintable
+
+    @loop.failed
+    def fail_again(state: rein.State) -> None:
+        raise Unprintable
+
+    with pytest.raises(Unprintable):
+        loop.run(epochs=1)
+    (summary,) = rein.list_runs(tmp_path)
+    assert (summary.status, summary.note) == ("failed", "Unprintable")

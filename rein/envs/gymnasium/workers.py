@@ -56,7 +56,7 @@ from rein.envs.gymnasium.worker import (
     wait_for_processes,
     wait_for_threads,
 )
-from rein.errors import EnvironmentContractError, WorkerDied, WorkerError, WorkerTimeout
+from rein.errors import EnvironmentContractError, WorkerDied, WorkerError, WorkerTimeout, text_of
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, explain
 from rein.networks.reserved import ACTION_MASK
 from rein.ops.trees import leaves, map_tree
@@ -652,7 +652,7 @@ class GymnasiumWorkers:
                 self._abort(error, [worker])
             self.restarts += 1
             count = f"{self.restarts} of {self.max_restarts}"
-            logger.warning("%s: restart %s of a worker after a failure: %s", self._name, count, _text(error))
+            logger.warning("%s: restart %s of a worker after a failure: %s", self._name, count, text_of(error))
             self._discard(worker, isinstance(error, WorkerTimeout))
             worker = self._workers[worker.number] = self._new(worker.number)
             try:
@@ -712,7 +712,7 @@ class GymnasiumWorkers:
 
     def _abort(self, error: BaseException, failed: Sequence[_Worker] = ()) -> NoReturn:
         """End all workers, and raise the error."""
-        self._failure = _text(error)
+        self._failure = text_of(error)
         self._observation = None
         self._finished, self._flying[:] = [], False
         for worker in failed:
@@ -779,10 +779,6 @@ def _joined(pieces: Sequence[tuple[Any, Any]]) -> Tree:
     if isinstance(first, dict):
         return {key: _joined([(tree[key], chosen) for tree, chosen in pieces]) for key in first}
     return torch.from_numpy(np.concatenate([tree[chosen] for tree, chosen in pieces]))
-
-
-def _text(error: BaseException) -> str:
-    return str(error) if isinstance(error, WorkerError) else repr(error)
 
 
 def _state_of(state: Mapping[str, Any], rows: range) -> dict[str, Any]:
