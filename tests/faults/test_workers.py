@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import io
+import logging
 import multiprocessing
 import os
 import random
@@ -19,11 +21,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AsyncVectorEnv
 
 import rein
-from rein.envs import GymnasiumWorkers
+from rein.envs import GymnasiumVectorEnvironment, GymnasiumWorkers
+from rein.envs.gymnasium.worker import Block
 from tests.faults.fragile import CRASHES, EXITS, FINE, HANGS, Fragile, number_of
-from tests.integrations.faulty import Faulty
+from tests.integrations.faulty import Faulty, fill, stops_in_an_answer, writes_garbage
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 
@@ -265,6 +269,120 @@ def test_abandoned_threads_do_not_change_later_results(scale: Callable[[int, int
     time_step = environment.apply_action(NOTHING)
     check_step(last, time_step, environment.episode_seeds)
     environment.close()
+
+
+OPERATIONS: dict[str, Callable[[Any], object]] = {
+    "begin": lambda environment: environment.reset(),
+    "step": lambda environment: environment.apply_action(ONES),
+    "reset_where": lambda environment: environment.reset_where(torch.ones(N, dtype=torch.bool)),
+    "render": lambda environment: environment.render(3),
+    "save": lambda environment: environment.state_dict(),
+    "load": lambda environment: environment.load_state_dict(environment.saved),
+}
+
+
+def begun(**options: Any) -> Any:
+    """Return environments with the state `saved`, whose second worker has made steps."""
+    environment: Any = GymnasiumWorkers(Faulty, N, 0, workers=2, **options)
+    environment.reset()
+    environment.apply_action(ONES)
+    environment.saved = environment.state_dict()
+    return environment
+
+
+def break_answers(monkeypatch: pytest.MonkeyPatch, method: str, fault: Callable[[], None], armed: Path) -> None:
+    """Let the second worker call `fault` before one answer to a method, if the file `armed` exists."""
+    usual = Block.answer
+
+    def answer(self: Block, request: Any) -> Any:
+        if request.method == method and self.rows.start == 2 and armed.exists():
+            armed.unlink()
+            fault()
+        return usual(self, request)
+
+    monkeypatch.setattr(Block, "answer", answer)
+
+
+@pytest.mark.default_cases(
+    "step-writes_garbage-raise",
+    "step-stops_in_an_answer-restart",
+    "begin-writes_garbage-restart",
+    "load-stops_in_an_answer-raise",
+)
+@pytest.mark.parametrize("on_failure", ["raise", "restart"])
+@pytest.mark.parametrize("fault", [stops_in_an_answer, writes_garbage])
+@pytest.mark.parametrize("method", OPERATIONS)
+def test_worker_that_breaks_in_an_answer_is_noticed(
+    method: str, fault: Any, on_failure: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stops = fault is stops_in_an_answer
+    break_answers(monkeypatch, method, fault, tmp_path / "armed")
+    environment = begun(timeout=0.3 if stops else None, on_failure=on_failure)
+    (tmp_path / "armed").touch()
+    check_failure(environment, method, rein.WorkerTimeout if stops else rein.WorkerError)
+
+
+@pytest.mark.default_cases("step-raise", "save-restart", "load-restart")
+@pytest.mark.parametrize("on_failure", ["raise", "restart"])
+@pytest.mark.parametrize("method", OPERATIONS)
+def test_worker_that_does_not_read_is_noticed(method: str, on_failure: Any) -> None:
+    environment = begun(timeout=0.3, on_failure=on_failure)
+    worker = environment._workers[1]
+    fill(worker.pid, worker.pipe.fileno())
+    check_failure(environment, method, rein.WorkerTimeout)
+
+
+def check_failure(environment: Any, method: str, error: type[rein.WorkerError]) -> None:
+    """Check that the method raises the error with its place, or succeeds with a new worker."""
+    seeds = environment.episode_seeds[2:].tolist()
+    if environment.on_failure == "raise":
+        with pytest.raises(rein.WorkerError, match="worker 1 of 2") as caught:
+            OPERATIONS[method](environment)
+        assert type(caught.value) is error
+        assert f"environments 2 to 3, episode seeds {seeds}" in str(caught.value)
+        with pytest.raises(RuntimeError, match="build a new environment"):
+            environment.reset()
+    else:
+        OPERATIONS[method](environment)
+        assert environment.restarts == 1
+        environment.apply_action(ONES)
+    environment.close()
+    assert not multiprocessing.active_children()
+
+
+def test_close_returns_if_a_worker_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rein.envs.gymnasium.workers._GRACE", 0.2)
+    environment = begun()
+    worker = environment._workers[1]
+    fill(worker.pid, worker.pipe.fileno())
+    environment.close()
+    assert not multiprocessing.active_children()
+
+
+def close_without_exit_codes(writing: int) -> None:
+    """Close workers while SIGCHLD is ignored, and write the messages that are logged."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    log = io.StringIO()
+    logging.getLogger("rein").addHandler(logging.StreamHandler(log))
+    source = AsyncVectorEnv([Fragile] * 2)
+    for environment in (GymnasiumWorkers(Fragile, N, 0, workers=2), GymnasiumVectorEnvironment(source)):
+        environment.reset()
+        environment.close()
+    os.write(writing, f"{log.getvalue()}closed".encode())
+
+
+def test_workers_close_if_sigchld_is_ignored() -> None:
+    """The kernel then removes ended processes, and their exit codes are lost."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            close_without_exit_codes(writing)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    assert os.read(reading, 1000) == b"closed"
+    os.close(reading)
+    os.waitpid(child, 0)
 
 
 def test_worker_is_replaced_after_an_exception_without_text(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -103,3 +105,29 @@ def leaves() -> None:
 
 def wrong_data() -> Any:
     return np.zeros(3, np.float32)
+
+
+def own_pipe() -> int:
+    """Return the descriptor of the pipe of this worker process, of rein or of Gymnasium."""
+    frame: Any = sys._getframe()
+    while frame.f_code.co_name not in ("serve", "_async_worker"):
+        frame = frame.f_back
+    return frame.f_locals["pipe"].fileno()
+
+
+def stops_in_an_answer() -> None:
+    os.write(own_pipe(), b"\0\0")
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def writes_garbage() -> None:
+    os.write(own_pipe(), b"out of memory\n")
+
+
+def fill(pid: int, pipe: int) -> None:
+    """Stop a worker and fill the pipe to it, so that nothing more can be sent."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(pipe, bytes(1 << 12))

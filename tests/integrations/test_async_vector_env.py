@@ -24,7 +24,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 import rein
 from rein.envs.gymnasium import GymnasiumVectorEnvironment
 from rein.ops.random import episode_seeds
-from tests.integrations.faulty import exits, hangs, is_killed, raises
+from tests.integrations.faulty import exits, fill, hangs, is_killed, raises, stops_in_an_answer, writes_garbage
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*(Worker-|Traceback|Raising the last exception|waiting for a pending call)"),
@@ -418,4 +418,52 @@ def test_worker_that_fails_while_rendering_raises(fault: Any, error: Any) -> Non
     with pytest.raises(error) as caught:
         environment.render(1)
     assert "worker 1 of 3" in str([caught.value, *getattr(caught.value, "__notes__", [])])
+    environment.close()
+
+
+class Rendered(Counter):
+    render_mode = "rgb_array"
+
+    def render(self) -> Any:
+        self.meet("render")
+        return np.zeros((2, 2, 3), np.uint8)
+
+
+OPERATIONS: dict[str, Callable[[GymnasiumVectorEnvironment], object]] = {
+    "reset": lambda environment: environment.reset(),
+    "step": lambda environment: environment.apply_action(ZEROS),
+    "render": lambda environment: environment.render(1),
+}
+
+
+def rendered(*fault: Any, timeout: float | None) -> GymnasiumVectorEnvironment:
+    source = AsyncVectorEnv([functools.partial(Rendered, *fault)] * N, autoreset_mode=AutoresetMode.DISABLED)
+    return GymnasiumVectorEnvironment(source, seed=7, timeout=timeout)
+
+
+@pytest.mark.default_cases("step-stops_in_an_answer", "reset-writes_garbage")
+@pytest.mark.parametrize("fault", [stops_in_an_answer, writes_garbage])
+@pytest.mark.parametrize("where", OPERATIONS)
+def test_worker_that_breaks_in_an_answer_raises(where: str, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rein.envs.gymnasium.async_vector_env._MOMENT", 0.1)  # a stopped process ignores SIGTERM
+    timeout, error = (0.3, rein.WorkerTimeout) if fault is stops_in_an_answer else (None, rein.WorkerError)
+    environment = rendered(fault, where, timeout=timeout)
+    with pytest.raises(rein.WorkerError, match=r"worker 1 of 3 \(pid") as caught:
+        for method in ("reset", "step", "step", "step", "render"):
+            OPERATIONS[method](environment)
+    assert type(caught.value) is error
+    environment.close()
+
+
+@pytest.mark.default_cases("step")
+@pytest.mark.parametrize("method", [*OPERATIONS, "close"])
+def test_worker_that_does_not_read_is_noticed(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rein.envs.gymnasium.async_vector_env._MOMENT", 0.1)
+    environment = rendered(timeout=0.3)
+    environment.reset()
+    process, pipe = environment._environment.processes[1], environment._environment.parent_pipes[1]
+    fill(process.pid, pipe.fileno())
+    if method != "close":
+        with pytest.raises(rein.WorkerTimeout, match=r"worker 1 of 3 \(pid \d+, episode seed \d+\): no"):
+            OPERATIONS[method](environment)
     environment.close()

@@ -18,9 +18,10 @@ from gymnasium import spaces
 
 import rein
 from rein.episodes.replay import replay
-from rein.errors import EnvironmentContractError, WorkerDied, WorkerTimeout
+from rein.errors import EnvironmentContractError, WorkerDied, WorkerError, WorkerTimeout
 from rein.testing import EnvironmentContract, StatefulContract
 from rein.testing.stateful import first_difference
+from tests.integrations.faulty import stops_in_an_answer, writes_garbage
 
 
 class Climbers:
@@ -258,6 +259,10 @@ class Failing(Climbers):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.steps == 2 and self.failure == "silent":
             time.sleep(60)
+        if self.steps == 2 and self.failure == "stops":
+            stops_in_an_answer()
+        if self.steps == 2 and self.failure == "garbage":
+            writes_garbage()
         if self.steps == 2:
             raise LookupError("no rope")
         return super().step(actions)
@@ -269,6 +274,8 @@ class Failing(Climbers):
     [
         ("killed", WorkerDied, "killed by SIGKILL"),
         ("silent", WorkerTimeout, "no answer within 1 s"),
+        ("stops", WorkerTimeout, "no answer within 1 s"),
+        ("garbage", WorkerError, "not an answer"),
         ("raises", LookupError, "no rope"),
     ],
 )

@@ -489,6 +489,28 @@ def test_options_reach_the_environments_of_all_workers(mode: Any) -> None:
     other.close()
 
 
+def test_messages_that_are_larger_than_a_pipe_arrive() -> None:
+    class Draws(Faulty):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            self.drawn = 0.0 if options is None else options["level"]
+            return self.observe(), {}
+
+        def render(self) -> Any:
+            return np.full((1000, 1000, 3), self.drawn, np.uint8)
+
+    environment = GymnasiumWorkers(Draws, N, 7, workers=2)
+    environment.reset()
+    environment.set_options({"level": 7, "text": "a" * 1_000_000})
+    assert (environment.reset()[:, 1] == 7.0).all()
+    assert (environment.render(3) == 7).all()
+    environment.set_options({"level": 9, "text": "b" * 1_000_000}, [3])
+    for _ in range(4):
+        time_step = environment.apply_action(ONES)
+    assert time_step.observation[:, 1].tolist() == [7.0, 7.0, 7.0, 9.0]
+    environment.close()
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_only_the_selected_environment_renders(mode: Any) -> None:
     environment = build(mode=mode)

@@ -31,7 +31,8 @@ import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 from gymnasium.vector.async_vector_env import AsyncState
 
-from rein.errors import WorkerDied, WorkerTimeout
+from rein.envs.base.pipes import GARBAGE_ADVICE, GarbageError, Pipe, has_ended, wait
+from rein.errors import WorkerDied, WorkerError, WorkerTimeout, text_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,45 @@ _PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 
 class _LostError(Exception):
     """Raised if the error of a worker cannot be unpickled."""
+
+
+class _Pipe(Pipe):
+    """Pipe with the methods that Gymnasium uses. Each may take `limit` seconds; None means no limit."""
+
+    def __init__(self, end: Any, limit: float | None) -> None:
+        super().__init__(end)
+        self._limit = math.inf if limit is None else limit
+        self.is_broken = False  # whether the worker has sent something that cannot be unpickled
+
+    def send(self, value: Any) -> None:
+        """Send a pickled value. Raises multiprocessing.TimeoutError if the worker does not read it."""
+        self.put(bytes(ForkingPickler.dumps(value)))  # pyright: ignore[reportAttributeAccessIssue]  # a function
+        deadline = time.monotonic() + self._limit
+        while self.unsent:
+            if (left := deadline - time.monotonic()) <= 0.0:
+                raise multiprocessing.TimeoutError
+            wait([self], min(left, _MOMENT))
+
+    def poll(self, timeout: float = 0.0) -> bool:
+        """Return whether there is a value, garbage or the end of the pipe, after `timeout` seconds at most."""
+        self.read()
+        deadline = time.monotonic() + timeout
+        while not self.has_result and (left := deadline - time.monotonic()) > 0.0:
+            wait([self], min(left, _MOMENT))
+        return self.has_result
+
+    def recv(self) -> Any:
+        """Return the next value. Raises EOFError at the end, and GarbageError for data that cannot be unpickled."""
+        if not self.poll(self._limit):
+            raise multiprocessing.TimeoutError
+        self.is_broken = True
+        data: Any = self.take()
+        try:
+            value = ForkingPickler.loads(data)  # pyright: ignore[reportAttributeAccessIssue]  # a function
+        except Exception as error:  # unpickling runs code of custom classes
+            raise GarbageError(f"sent an answer that cannot be read: {text_of(error)}") from error
+        self.is_broken = False
+        return value
 
 
 class Workers:
@@ -60,6 +100,7 @@ class Workers:
         check_timeout(timeout)
         if self._asynchronous:
             bare = environment.unwrapped
+            bare.parent_pipes[:] = [_Pipe(pipe, timeout) for pipe in bare.parent_pipes]
             bare.error_queue = _Errors(bare.error_queue, GRACE if timeout is None else max(timeout, _MOMENT))
             for method in ("step_wait", "reset_wait", "call_wait"):  # used by `step`, `reset` and `call`
                 setattr(bare, method, _watched(bare, method, timeout))
@@ -75,7 +116,8 @@ class Workers:
         """Explain `error`, which a call of the environment raised; `seed_of(i)` is the seed of an episode, or -1.
 
         An error that an environment raised gets a note. Raises WorkerDied if a process is dead or if its error cannot
-        be unpickled, and WorkerTimeout if a process has not answered. In each case all processes are ended. They are
+        be unpickled, WorkerTimeout if a process has not answered or does not read, and WorkerError if it has sent
+        something that is not an answer. In each case all processes are ended. They are
         also ended after KeyboardInterrupt, SystemExit and any other error that interrupts a call. Otherwise pending
         answers would be mistaken for answers to the next call.
         """
@@ -92,13 +134,17 @@ class Workers:
         elif raised:
             error.add_note(f"in {self._described(raised, seed_of)}")
         elif isinstance(error, multiprocessing.TimeoutError) and self._timeout is not None:
-            silent = [index for index, pipe in enumerate(bare.parent_pipes) if not pipe.poll()]
+            pipes = [*enumerate(bare.parent_pipes)]
+            silent = [index for index, pipe in pipes if pipe.unsent] or [n for n, pipe in pipes if not pipe.poll()]
             failure = WorkerTimeout(f"{self._described(silent, seed_of)}: no answer within {self._timeout:g} s")
+        elif isinstance(error, GarbageError):
+            broken = [index for index, pipe in enumerate(bare.parent_pipes) if pipe.is_broken]
+            failure = WorkerError(f"{self._described(broken, seed_of)} {error}; {GARBAGE_ADVICE}")
         elif isinstance(error, _BROKEN_PIPE):
             failure = WorkerDied(f"{self._described(self._dead(), seed_of)} ended unexpectedly")
         elif isinstance(error, Exception) and bare._state is AsyncState.DEFAULT:  # no answers are pending
             return
-        self._failure = repr(error) if failure is None else str(failure)
+        self._failure = text_of(error if failure is None else failure)
         _end(bare)
         if failure is not None:
             raise failure from error
@@ -126,11 +172,10 @@ class Workers:
     def _close_processes(self) -> None:
         bare = self._environment.unwrapped
         for pipe in bare.parent_pipes:
-            with contextlib.suppress(*_BROKEN_PIPE):  # its exit code is logged below
-                pipe.send(("close", None))
+            pipe.put(bytes(ForkingPickler.dumps(("close", None))))  # pyright: ignore[reportAttributeAccessIssue]
         _await_exits(bare.processes, GRACE if self._timeout is None else self._timeout)
         codes = [process.exitcode for process in bare.processes]
-        if None in codes:
+        if not all(has_ended(process) for process in bare.processes):
             logger.warning("%s: its workers did not close in time, and were killed", self.name)
         if any(codes):
             logger.warning("%s: a worker died before or while it was closed: exit codes %s", self.name, codes)
@@ -139,10 +184,10 @@ class Workers:
     def _dead(self) -> list[int]:
         """Indices of the processes that have ended. A process closes its pipes just before it has an exit code."""
         processes = self._environment.unwrapped.processes
-        if all(process.exitcode is None for process in processes):
+        if not any(has_ended(process) for process in processes):
             for sentinel in connection.wait([process.sentinel for process in processes], _MOMENT):
                 next(process for process in processes if process.sentinel == sentinel).join(_MOMENT)
-        return [index for index, process in enumerate(processes) if process.exitcode is not None]
+        return [index for index, process in enumerate(processes) if has_ended(process)]
 
     def _described(self, indices: list[int], seed_of: Callable[[int], int]) -> str:
         """Describe workers, for instance as `Taxi-v4, worker 1 of 4 (pid 71, exit code 3, episode seed 8)`."""
@@ -179,6 +224,8 @@ class _Processes(AsyncVectorEnv):
     """AsyncVectorEnv that detects a process that dies while it makes its environment, and names unequal spaces."""
 
     def _check_spaces(self) -> None:
+        pipes: list[Any] = self.parent_pipes
+        pipes[:] = [_Pipe(pipe, None) for pipe in pipes]
         for kind in ("observation_space", "action_space"):
             expected = getattr(self, f"single_{kind}")
             self.call_async(kind)
@@ -269,20 +316,14 @@ class _Errors:
     """Queue of the errors of workers, with a time limit: an error that does not pickle never arrives."""
 
     def __init__(self, queue: Any, limit: float) -> None:
-        self._queue, self._limit = queue, limit
+        self.queue, self._pipe = queue, _Pipe(queue._reader, limit)
 
     def get(self) -> Any:
         """Return the next error. Raises _LostError if it does not arrive in time or cannot be unpickled."""
         try:
-            return self._queue.get(timeout=self._limit)
+            return self._pipe.recv()
         except Exception as error:  # unpickling runs code of the error's class
             raise _LostError from error
-
-    def close(self) -> None:
-        """Close the pipe. `Queue.close` alone leaves it to the garbage collector."""
-        self._queue.close()
-        self._queue._reader.close()
-        self._queue._writer.close()
 
 
 def _end(bare: AsyncVectorEnv[Any, Any]) -> None:
@@ -295,11 +336,18 @@ def _end(bare: AsyncVectorEnv[Any, Any]) -> None:
         for process in processes:
             process.kill()
             process.join()
-            process.close()
+            with contextlib.suppress(ValueError):  # it has no exit code if SIGCHLD is ignored
+                process.close()
         for pipe in bare.parent_pipes:
             if pipe is not None:
                 pipe.close()
-        _Errors.close(bare.error_queue if isinstance(bare.error_queue, _Errors) else _Errors(bare.error_queue, 0.0))
+        errors: Any = bare.error_queue.queue if isinstance(bare.error_queue, _Errors) else bare.error_queue
+        for end in (
+            errors,
+            errors._reader,
+            errors._writer,
+        ):  # `Queue.close` alone leaves its pipe to the garbage collector
+            end.close()
     bare.processes, bare.parent_pipes = [], []
     bare.closed = True  # otherwise Gymnasium would use the pipes again, at the latest when the object is deleted
 
@@ -307,7 +355,7 @@ def _end(bare: AsyncVectorEnv[Any, Any]) -> None:
 def _await_exits(processes: Sequence[Any], seconds: float) -> None:
     """Wait until the processes have ended, for at most `seconds`."""
     deadline = time.monotonic() + seconds
-    while running := [process for process in processes if process.exitcode is None]:
+    while running := [process for process in processes if not has_ended(process)]:
         left = deadline - time.monotonic()
         if left <= 0.0:
             return
@@ -325,7 +373,7 @@ def _await_answers(bare: Any, seconds: float | None, indices: Sequence[int] | No
         left = min(_MOMENT, deadline - time.monotonic())
         while not bare.parent_pipes[index].poll(max(left, 0.0)):
             for pipe, process in zip(bare.parent_pipes, bare.processes, strict=True):
-                if process.exitcode is not None and not pipe.poll():
+                if has_ended(process) and not pipe.poll():
                     raise EOFError(f"process {process.pid} has ended")
             left = min(_MOMENT, deadline - time.monotonic())
             if left <= 0.0:

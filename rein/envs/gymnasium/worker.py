@@ -20,6 +20,7 @@ import os
 import queue
 import select
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -27,9 +28,9 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection
-from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,10 +39,12 @@ from gymnasium import spaces
 from gymnasium.vector.utils import CloudpickleWrapper
 from torch import Tensor
 
+from rein.envs.base.pipes import PICKLE, GarbageError, Pipe, has_ended, wait
 from rein.envs.base.spaces import layout
 from rein.envs.gymnasium import masks
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment
 from rein.envs.gymnasium.async_vector_env import ending
+from rein.errors import text_of
 from rein.networks.encoder import children
 from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree
@@ -51,7 +54,7 @@ logger = logging.getLogger(__name__)
 MOMENT = 0.05  # seconds between two checks whether a silent process has ended
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 _BROKEN_PIPE = (EOFError, OSError)
-_parent_ends: weakref.WeakSet[connection.Connection] = weakref.WeakSet()  # a forked process must not keep them open
+_parent_ends: weakref.WeakSet[Pipe] = weakref.WeakSet()  # a forked process must not keep them open
 
 Build = Callable[..., GymnasiumEnvironment]  # function of a number of environments
 
@@ -62,6 +65,7 @@ class Request(NamedTuple):
     method: str
     args: tuple[Any, ...]
     rows: Sequence[int] = ()  # environments of a step
+    steps: int = 1  # number of times that the worker steps or resets its environments
 
 
 class Answer(NamedTuple):
@@ -278,8 +282,8 @@ def loads(data: bytes) -> Any:
 _STEP_ALL, _STEP, _ANSWERS = b"*", b"+", {b"0": Answer(False), b"1": Answer(True)}
 
 
-def _encoded(request: Any) -> bytes:
-    if not isinstance(request, Request) or request.method != "step" or request.args[1] is not None:
+def _encoded(request: Request) -> bytes:
+    if request.method != "step" or request.args[1] is not None:
         return dumps(request)
     return _STEP_ALL if isinstance(request.rows, range) else _STEP + np.array(request.rows, np.int64).tobytes()
 
@@ -296,6 +300,7 @@ class Worker:
     slots: Slots
     pid: int | None = None
     is_attached = False  # whether it has slots
+    garbage: str | None = None  # what a process has sent instead of an answer
 
     def __init__(self, number: int, rows: range) -> None:
         self.number, self.rows = number, rows
@@ -316,7 +321,7 @@ class Worker:
         self.pending.append(request)
         self._put(request)
 
-    def _put(self, request: Request | None) -> None:
+    def _put(self, request: Request) -> None:
         raise NotImplementedError
 
     def take_changed(self) -> dict[int, Any] | None:
@@ -348,7 +353,7 @@ class ThreadWorker(Worker):
         self.slots, self.is_attached = Slots(about, len(self.rows)), True
         self._requests.put(self.slots)
 
-    def _put(self, request: Request | None) -> None:
+    def _put(self, request: Request) -> None:
         self._requests.put(request)
 
     def receive(self) -> Answer:
@@ -419,8 +424,9 @@ class ProcessWorker(Worker):
     def __init__(self, number: int, rows: range, build: Build, name: str) -> None:
         super().__init__(number, rows)
         context = multiprocessing.get_context()
-        self._connection, self._theirs = context.Pipe()
-        _parent_ends.add(self._connection)
+        mine, self._theirs = context.Pipe()
+        self.pipe = Pipe(mine, PICKLE + b"".join(_ANSWERS))
+        _parent_ends.add(self.pipe)
         forked = context.get_start_method() == "fork"
         inherited = [*_parent_ends] if forked else []
         # The kernel's "parent" is the thread that starts a process. Processes must survive the end of other threads.
@@ -447,86 +453,90 @@ class ProcessWorker(Worker):
         try:
             self.slots, self.is_attached = Slots(about, len(self.rows), mmap.mmap(descriptor, 0)), True
             with contextlib.suppress(*_BROKEN_PIPE):  # found out by `receive`
-                self._connection.send(about)
-                send_handle(self._connection, descriptor, self.pid)
+                self.pipe.put_descriptor(descriptor)
         finally:
             os.close(descriptor)
+        self.pipe.put(dumps(about))
 
-    def _put(self, request: Request | None) -> None:
-        with contextlib.suppress(*_BROKEN_PIPE):  # found out by `receive`
-            self._connection.send_bytes(_encoded(request))
-
-    def fileno(self) -> int:
-        """Return the file descriptor that becomes readable with an answer and at the end of the process."""
-        return self._connection.fileno()
+    def _put(self, request: Request) -> None:
+        self.pipe.put(_encoded(request))
 
     def receive(self) -> Answer | None:
-        """Return the next answer, or None if the process has ended without one."""
+        """Return the next answer. Returns None if the process has ended, and for `garbage`."""
         try:
-            data = self._connection.recv_bytes()
-            return _ANSWERS.get(data) or loads(data)
-        except _BROKEN_PIPE:
+            data: Any = self.pipe.take()
+        except EOFError:
             self.join(time.monotonic() + 1.0)
             return None
+        except GarbageError as error:
+            self.garbage = str(error)
+            return None
+        try:
+            answer = _ANSWERS.get(data) or loads(data)
+        except Exception as error:  # unpickling runs code of custom classes
+            self.garbage = f"sent an answer that cannot be read: {text_of(error)}"
+            return None
+        if not isinstance(answer, Answer):
+            self.garbage = f"sent data that is not an answer: {data[:40]!r}"
+            return None
+        return answer
 
     @property
     def has_answer(self) -> bool:
-        """Whether there is an answer, or the end of the pipe."""
-        return self._connection.poll()
+        """Whether there is an answer, garbage, or the end of the pipe."""
+        self.pipe.read()
+        return self.pipe.has_result
 
     @property
     def has_ended(self) -> bool:
         """Whether the process has ended."""
-        return self._process.exitcode is not None
+        return has_ended(self._process)
 
     @property
     def exitcode(self) -> int | None:
-        """Exit code of the process; negative for a signal, None while it runs."""
+        """Exit code of the process; negative for a signal, None while it runs and if SIGCHLD is ignored."""
         return self._process.exitcode
 
     def ask_to_close(self) -> None:
-        """Let the worker close its environments and end, after all requests."""
+        """Let the worker close its environments and end, after the current request."""
         if self.pid is not None:
-            self._put(None)
+            self.pipe.end()
 
     def join(self, deadline: float) -> bool:
         """Wait until the process has ended. Returns whether it has."""
         if self.pid is None:
             return True
-        while self._process.exitcode is None and (left := deadline - time.monotonic()) > 0.0:
+        while not self.has_ended and (left := deadline - time.monotonic()) > 0.0:
             self._process.join(min(left, MOMENT))  # a child of the process may hold its sentinel
-        return self._process.exitcode is not None
+        return self.has_ended
 
     def kill(self) -> str | None:
         """Kill the process if it runs, and close all descriptors. Returns what happened, for the log."""
         happened = None
         if self.pid is not None:
-            if self._process.exitcode is None:
+            if not self.has_ended:
                 happened = "did not end in time, and was killed"
                 self._process.kill()
                 self.join(time.monotonic() + 1.0)
-            elif self._process.exitcode != 0:
+            elif self._process.exitcode:
                 happened = f"died before or while it was closed ({ending(self._process.exitcode)})"
-            with contextlib.suppress(ValueError):  # the kernel does not end a process that waits for a device
+            with contextlib.suppress(ValueError):  # a process that waits for a device goes on; others left no exit code
                 self._process.close()
             self.pid = None
-        self._connection.close()
+        self.pipe.close()
         self._theirs.close()
         return happened
 
 
 def wait_for_processes(workers: Sequence[ProcessWorker], seconds: float) -> list[ProcessWorker]:
     """Return the workers that have answered or ended, after `seconds` at most."""
-    poller = select.poll()
-    for worker in workers:
-        poller.register(worker, select.POLLIN)
-    ready = {descriptor for descriptor, _ in poller.poll(max(seconds, 0.0) * 1000.0)}
-    return [worker for worker in workers if worker.fileno() in ready]
+    ready = wait([worker.pipe for worker in workers], seconds)
+    return [worker for worker in workers if worker.pipe in ready]
 
 
 def serve(
     pipe: connection.Connection,
-    inherited: Sequence[connection.Connection],
+    inherited: Sequence[Pipe],
     make_block: Callable[[], Block],
     parent: int,
     ends_with_parent: bool,
@@ -548,13 +558,10 @@ def serve(
             pipe.send_bytes(_pickled(failure(error)))
         return
     with contextlib.suppress(*_BROKEN_PIPE):  # the parent has ended or has given up
-        requests = _requests(pipe, parent)
-        if (about := next(requests, None)) is not None:
-            descriptor = recv_handle(pipe)
-            memory = mmap.mmap(descriptor, 0)
-            os.close(descriptor)
-            block.attach(Slots(about, len(block.rows), memory))
-        for request in requests:
+        memory = _received_memory(pipe, parent)
+        block.attach(Slots(_received(pipe, parent), len(block.rows), memory))
+        while True:
+            request: Request = _received(pipe, parent)
             answer = block.answer(request)
             if request.method == "step" and answer.options is None and answer.trace is None:
                 pipe.send_bytes(b"1" if answer.value else b"0")
@@ -563,15 +570,28 @@ def serve(
     block.close()
 
 
-def _requests(pipe: connection.Connection, parent: int) -> Iterator[Any]:
-    """Yield requests until None is received or the parent has ended."""
+def _received_memory(pipe: connection.Connection, parent: int) -> mmap.mmap:
+    """Return the memory whose descriptor the parent sends first."""
+    _await_parent(pipe, parent)
+    with socket.fromfd(pipe.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as end:
+        _, descriptors, *_ = socket.recv_fds(end, 1, 1)
+    if not descriptors:
+        raise EOFError("the parent has closed the pipe")
+    try:
+        return mmap.mmap(descriptors[0], 0)
+    finally:
+        os.close(descriptors[0])
+
+
+def _received(pipe: connection.Connection, parent: int) -> Any:
+    """Return the next message of the parent. Raises EOFError if the pipe is closed or the parent has ended."""
+    _await_parent(pipe, parent)
+    return _decoded(pipe.recv_bytes())
+
+
+def _await_parent(pipe: connection.Connection, parent: int) -> None:
     poller = select.poll()
     poller.register(pipe.fileno(), select.POLLIN)
-    while True:
-        while not poller.poll(1000):
-            if os.getppid() != parent:
-                return
-        request = _decoded(pipe.recv_bytes())
-        if request is None:
-            return
-        yield request
+    while not poller.poll(1000):
+        if os.getppid() != parent:
+            raise EOFError("the parent has ended")

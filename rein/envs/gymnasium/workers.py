@@ -29,6 +29,7 @@ from rein.envs.base.contract import (
     checked_num_envs,
 )
 from rein.envs.base.options import Options, ResetOptions
+from rein.envs.base.pipes import GARBAGE_ADVICE
 from rein.envs.base.seeding import HostEpisodeSeeds
 from rein.envs.base.spaces import representation
 from rein.envs.gymnasium.adapter import (
@@ -432,7 +433,8 @@ class GymnasiumWorkers:
             return
         requests = {}
         for k, rows in enumerate(self._blocks):
-            requests[k] = Request("load", ({**_state_of(state, rows), "options": self._options.part(rows)},))
+            args = ({**_state_of(state, rows), "options": self._options.part(rows)},)
+            requests[k] = Request("load", args, steps=1 + int(state["steps"][rows.start : rows.stop].max()))
         self._call(requests)
         self._take_all()
 
@@ -616,7 +618,7 @@ class GymnasiumWorkers:
 
     def _handle(self, worker: _Worker, answer: Answer | None) -> None:
         if answer is None:
-            self._fail(worker, self._died(worker))
+            self._fail(worker, self._lost(worker))
             return
         if answer.trace is not None and worker.pending[0].method not in _ONLY_RAISE:
             self._fail(worker, self._error_of(worker, answer))
@@ -636,9 +638,10 @@ class GymnasiumWorkers:
         """Handle the failures of workers that have ended without an answer, or that do not answer in time."""
         for worker in workers:
             if worker.has_ended and not worker.has_answer:
-                self._fail(worker, self._died(worker))
-        late = [] if self.timeout is None else [w for w in workers if now - w.since > self.timeout and not w.has_answer]
-        late = [w for w in late if w is self._workers[w.number] and w.pending[0].method != "load"]
+                self._fail(worker, self._lost(worker))
+        limit = math.inf if self.timeout is None else self.timeout
+        late = [w for w in workers if w is self._workers[w.number] and now - w.since > limit * w.pending[0].steps]
+        late = [w for w in late if not w.has_answer]
         if late and self.on_failure == "raise":
             self._abort(self._late(late), late)
         for worker in late:
@@ -684,12 +687,12 @@ class GymnasiumWorkers:
         """Return the answer of one worker to its only request."""
         while not self._wait([worker], MOMENT):
             if worker.has_ended and not worker.has_answer:
-                raise self._died(worker)
+                raise self._lost(worker)
             if limit is not None and time.monotonic() - worker.since > limit:
                 raise self._late([worker], limit)
         answer = worker.receive()
         if answer is None:
-            raise self._died(worker)
+            raise self._lost(worker)
         worker.pending.popleft()
         if answer.trace is not None:
             raise self._error_of(worker, answer)
@@ -725,6 +728,13 @@ class GymnasiumWorkers:
         """Return the attributes of a WorkerError."""
         facts: dict[str, Any] = {"pid": worker.pid, "exitcode": worker.exitcode}
         row, seed = worker.place
+        if (
+            row < 0
+            and worker.is_attached
+            and len(worker.rows) == 1
+            and (seed := self._seeds.of(worker.rows.start)) >= 0
+        ):
+            row = 0
         if row >= 0:
             action = map_tree(lambda x: x[row].tolist(), worker.slots.action)
             facts |= {"environment": worker.rows.start + row, "episode_seed": seed, "action": action}
@@ -743,17 +753,22 @@ class GymnasiumWorkers:
             ]
         else:
             known += [f"environments {worker.rows.start} to {worker.rows.stop - 1}"]
+            seeds = self._seeds.part(worker.rows)[2]
+            known += [f"episode seeds {reprlib.repr(seeds)}"] if min(seeds) >= 0 else []
         return f"{self._name}, worker {worker.number} of {len(self._blocks)} ({', '.join(known)})"
 
-    def _died(self, worker: _Worker) -> WorkerDied:
+    def _lost(self, worker: _Worker) -> WorkerError:
+        """Return the error of a worker that has ended or has sent something other than an answer."""
         facts = self._facts(worker)
+        if worker.garbage is not None:
+            return WorkerError(f"{self._described(worker, facts)} {worker.garbage}; {GARBAGE_ADVICE}", **facts)
         when = "" if worker.is_attached else " while it made its environments; stderr may contain the reason"
         return WorkerDied(f"{self._described(worker, facts)} ended unexpectedly{when}", **facts)
 
     def _late(self, workers: Sequence[_Worker], limit: float | None = None) -> WorkerTimeout:
         facts = [self._facts(worker) for worker in workers]
         each = [self._described(worker, mine) for worker, mine in zip(workers, facts, strict=True)]
-        seconds = self.timeout if limit is None else limit
+        seconds = (self.timeout or 0.0) * workers[0].pending[0].steps if limit is None else limit
         return WorkerTimeout(f"{' and '.join(each)}: no answer within {seconds:g} s", **facts[0])
 
     def _error_of(self, worker: _Worker, answer: Answer) -> Exception:
