@@ -11,7 +11,6 @@ import functools
 import inspect
 import logging
 import re
-import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -33,7 +32,16 @@ from rein.envs.base.contract import (
 from rein.envs.base.masks import check_masks
 from rein.envs.base.options import Options, ResetOptions, as_keywords
 from rein.envs.base.seeding import HostEpisodeSeeds
-from rein.envs.base.spaces import Codec, column, representation
+from rein.envs.base.spaces import Codec, representation
+from rein.envs.base.steps import (
+    RESET,
+    STEP,
+    check_parts,
+    ended_flags,
+    missing_values,
+    rewards_of,
+    wanted_infos,
+)
 from rein.envs.gymnasium.history import ActionHistory, put_actions, zeros
 from rein.envs.gymnasium.masks import warn_of_mask, with_mask
 from rein.errors import EnvironmentContractError
@@ -135,77 +143,7 @@ def _hint(source: str, error: Exception) -> str:
     return f"did you mean {' or '.join(close)}?" if close else f"{error} gymnasium.pprint_registry() lists all"
 
 
-RESET = ("observation", "info")
-STEP = ("observation", "reward", "terminated", "truncated", "info")
-_BOOL = np.dtype(np.bool_)
-
-
-def check_parts(who: str, method: str, result: Any, parts: tuple[str, ...]) -> None:
-    """Raise EnvironmentContractError unless `result`, returned by `method` of `who`, has these parts."""
-    if not isinstance(result, tuple | list) or len(result) != len(parts):
-        wanted, got = ", ".join(parts), reprlib.repr(result)
-        raise EnvironmentContractError(f"{who}: expected ({wanted}) from {method}, got {got}")
-
-
-def missing_values(info: Mapping[str, Any] | None) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the default values of the option `info` as arrays; float64 becomes float32.
-
-    Raises TypeError unless `info` is None or a dictionary of numbers, booleans or arrays of these.
-    """
-    if info is None:
-        return {}
-    if not isinstance(info, Mapping):
-        raise TypeError(f"info={info!r}: give a dictionary of names and default values, such as {{'success': False}}")
-    return {key: _missing_value(key, value) for key, value in info.items()}
-
-
-def ended_flags(
-    terminateds: tuple[Any, ...], truncateds: tuple[Any, ...], none_ended: tuple[bool, ...], rows: Sequence[int]
-) -> np.ndarray[Any, np.dtype[np.bool_]] | None:
-    """Return `terminated` and `truncated` as one array (2, N), or None if no episode ended (`none_ended`).
-
-    Raises EnvironmentContractError for a flag that is not a boolean.
-    """
-    try:
-        if terminateds == none_ended and truncateds == none_ended:
-            return None
-    except (ValueError, RuntimeError):  # a flag is an array of several values, which `column` refuses
-        pass
-    flags = (("terminated", terminateds), ("truncated", truncateds))
-    return np.stack([column(field, values, _BOOL, rows=rows) for field, values in flags])
-
-
-def wanted_infos(infos: Sequence[Any], key: str, missing: np.ndarray[Any, Any], rows: Sequence[int]) -> Tensor:
-    """Return the entry `key` of N infos as a new tensor (N, ...). `rows` are the row numbers in error messages.
-
-    Raises EnvironmentContractError if a value does not have the dtype and shape of the default value `missing`.
-    """
-    try:
-        values = [info.get(key, missing) for info in infos]
-    except AttributeError:
-        for row, info in zip(rows, infos, strict=True):
-            if not isinstance(info, Mapping):
-                raise EnvironmentContractError(f"info, row {row}: expected a dictionary, got {info!r}") from None
-        raise
-    return torch.from_numpy(column(f"info.{key}", values, missing.dtype, missing.shape, rows))
-
-
-def _missing_value(key: str, value: Any) -> np.ndarray[Any, Any]:
-    try:
-        array = np.asarray(value)
-    except ValueError:  # the shapes differ
-        array = np.array(None)
-    if array.dtype.kind not in "biuf":
-        raise TypeError(
-            f"info={{{key!r}: {value!r}}}: the default value must be a number, a boolean or an array of these; use a"
-            " wrapper to flatten nested dictionaries"
-        )
-    return array.astype(np.float32) if array.dtype == np.float64 else array
-
-
 logger = logging.getLogger(__name__)
-
-_FLOAT = np.dtype(np.float32)
 
 
 @explain(ENVIRONMENT_ATTRIBUTES)
@@ -500,9 +438,8 @@ class GymnasiumEnvironment:
                 check_parts(f"environment {number} of {self._name}", "step", result, STEP)
             raise
         observation = final_observation = self._observations.stack(observations, numbers)
-        nothing = (False,) * len(rows)
         flags_3R = self._no_flags_3N[:, : len(rows)].copy()
-        ended_2R = ended_flags(terminateds, truncateds, nothing, numbers)
+        ended_2R = ended_flags(terminateds, truncateds, numbers)
         if ended_2R is not None:
             flags_3R[:2] = ended_2R
             observation = self._begin_where(ended_2R[0] | ended_2R[1], list(observations), rows)
@@ -510,7 +447,7 @@ class GymnasiumEnvironment:
         terminated_R, truncated_R, valid_R = torch.from_numpy(flags_3R).unbind()
         return TimeStep(
             observation=observation,
-            reward=torch.from_numpy(column("reward", rewards, _FLOAT, rows=numbers)),
+            reward=torch.from_numpy(rewards_of(rewards, numbers)),
             terminated=terminated_R,
             truncated=truncated_R,
             final_observation=final_observation,

@@ -28,7 +28,8 @@ from rein.envs.base.masks import check_masks
 from rein.envs.base.options import Options, ResetOptions, as_keywords
 from rein.envs.base.seeding import UNKNOWN, HostEpisodeSeeds
 from rein.envs.base.spaces import Codec, cast, layout, representation, rounded_bounds, widened
-from rein.envs.gymnasium.adapter import RESET, STEP, as_json, check_parts, make, missing_values, name_of
+from rein.envs.base.steps import RESET, STEP, check_parts, missing_values
+from rein.envs.gymnasium.adapter import as_json, make, name_of
 from rein.envs.gymnasium.async_vector_env import Workers, closed_on_error, starting
 from rein.envs.gymnasium.masks import BatchedMasks, check_has_mask, folded, folded_space, missing_masks, warn_of_mask
 from rein.errors import EnvironmentContractError

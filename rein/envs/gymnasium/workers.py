@@ -32,13 +32,13 @@ from rein.envs.base.options import Options, ResetOptions
 from rein.envs.base.pipes import GARBAGE_ADVICE
 from rein.envs.base.seeding import HostEpisodeSeeds
 from rein.envs.base.spaces import representation
+from rein.envs.base.steps import missing_values
 from rein.envs.gymnasium.adapter import (
     GymnasiumEnvironment,
     Source,
     as_json,
     can_repeat,
     check_sent,
-    missing_values,
     name_of,
     no_step,
     with_rows,
