@@ -22,7 +22,8 @@ from torch import Tensor
 from rein.envs.base.contract import check_action, check_rows_of, checked_count, restored
 from rein.envs.base.masks import check_masks
 from rein.envs.base.seeding import HostEpisodeSeeds
-from rein.envs.base.spaces import Codec, column, representation
+from rein.envs.base.spaces import Codec, representation
+from rein.envs.base.steps import RESET, STEP, check_parts, ended_flags, rewards_of
 from rein.envs.gymnasium.adapter import as_json, name_of
 from rein.envs.gymnasium.async_vector_env import Workers, in_processes, portable
 from rein.envs.gymnasium.history import ActionHistory
@@ -35,7 +36,6 @@ from rein.types import Group, TimeStep, Tree
 
 logger = logging.getLogger(__name__)
 
-_FLOAT = np.dtype(np.float32)
 _RESULTS = "observation", "reward", "terminated", "truncated"  # of a step
 
 
@@ -123,6 +123,7 @@ class PettingZooEnvironment:
         self._observation: Tree = None  # the current observation; None before a reset
         kept = max_replay_steps if replayable else 0
         self._history = ActionHistory(self._name, self.single_action_space, self.num_envs, kept)
+        self._row_names = [_RowName(row, self._names, self._seeds, self._history) for row in range(self.num_envs)]
         self._checked = False
 
     def _set_spaces(self) -> None:
@@ -238,17 +239,20 @@ class PettingZooEnvironment:
             check_action(action, self.num_envs, self.single_action_space)
             self._checked = True
         actions, agents = self._actions.split(action, self.num_envs), len(self._names)
-        row_R = [world * agents + agent for world in worlds for agent in range(agents)]
+        chosen = {world: self._by_agent(world, actions[world * agents : (world + 1) * agents]) for world in worlds}
+        return self._step_worlds(action, chosen)
+
+    def _step_worlds(self, action: Tree, chosen: Mapping[int, Mapping[Any, Any]]) -> TimeStep:
+        """Step worlds with the actions of their agents, which `action` (N, *A) has as rows."""
+        agents = len(self._names)
+        row_R = [world * agents + agent for world in chosen for agent in range(agents)]
         valid = [False] * self.num_envs
         for row in row_R:
             valid[row] = self._alive[row]
-        found = self._step({world: actions[world * agents : (world + 1) * agents] for world in worlds})
+        reward_N, flags_2N = self._step(chosen)
         self._history.append(action, row_R)
-        nothing = [0.0] * agents, [False] * agents, [False] * agents
-        results = {**dict.fromkeys(range(self.worlds), nothing), **dict(zip(worlds, found, strict=True))}.values()
-        rewards, terminated, truncated = ([value for result in results for value in result[part]] for part in range(3))
         final_observation = observation = self._observations.stack(self._rows)
-        over = [world for world in worlds if not any(self._alive[world * agents : (world + 1) * agents])]
+        over = [world for world in chosen if not any(self._alive[world * agents : (world + 1) * agents])]
         if over:
             final = [*self._rows]
             self._begin_worlds({world: self._seeds.advance(world) for world in over})
@@ -259,9 +263,9 @@ class PettingZooEnvironment:
             final_observation = self._observations.stack(final)
         self._check_masks(observation)
         self._observation = observation
-        flags_3N = torch.tensor([terminated, truncated, valid], dtype=torch.bool, device="cpu")
-        reward_N = torch.from_numpy(column("reward", rewards, _FLOAT))
-        return TimeStep(observation, reward_N, flags_3N[0], flags_3N[1], final_observation, flags_3N[2], {})
+        ended = torch.from_numpy(flags_2N)
+        valid_N = torch.tensor(valid, dtype=torch.bool, device="cpu")
+        return TimeStep(observation, torch.from_numpy(reward_N), ended[0], ended[1], final_observation, valid_N, {})
 
     def reseed(self, seed: int) -> None:
         """Set the random seed. Raises RuntimeError after the first reset."""
@@ -300,7 +304,7 @@ class PettingZooEnvironment:
             self._begin_worlds({world: self._seeds.of(world)})
             taken = [self._actions.split(actions[row], steps[row]) for row in rows]
             for together in zip(*taken, strict=True):
-                self._step({world: together})
+                self._step({world: self._by_agent(world, together)})
             for row in rows:
                 self._history.restore(row, actions[row], steps[row])
         observation = self._observations.stack(self._rows)
@@ -336,35 +340,41 @@ class PettingZooEnvironment:
                 self._alive[row] = True
                 self._rows[row] = self._row(agent, observations[name])
 
-    def _step(self, actions: Mapping[int, Sequence[Any]]) -> list[tuple[list[float], list[bool], list[bool]]]:
-        """Step worlds with the actions of all agents. Returns rewards, terminated and truncated of each world."""
-        agents, results = len(self._names), []
-        chosen = {
-            world: {
-                name: self._of_agent(world * agents + agent, of_world[agent])
-                for agent, name in enumerate(self._names)
-                if self._alive[world * agents + agent]
-            }
-            for world, of_world in actions.items()
-        }
-        for world, result in self._call("take", {world: (mine,) for world, mine in chosen.items()}).items():
-            observations, rewards, terminated, truncated = result
-            reward_A = [0.0] * agents
-            terminated_A, truncated_A = [False] * agents, [False] * agents
-            for agent, name in enumerate(self._names):
-                row = world * agents + agent
-                if self._alive[row]:
-                    if missing := [what for what, part in zip(_RESULTS, result, strict=True) if name not in part]:
+    def _by_agent(self, world: int, actions: Sequence[Any]) -> dict[Any, Any]:
+        """Return the actions of the agents of a world that have not left, by agent."""
+        first = world * len(self._names)
+        return {self._names[agent]: self._of_agent(first + agent, actions[agent]) for agent in self._present(world)}
+
+    def _present(self, world: int) -> list[int]:
+        """Return the agents of a world that have not left."""
+        first = world * len(self._names)
+        return [agent for agent in range(len(self._names)) if self._alive[first + agent]]
+
+    def _step(self, chosen: Mapping[int, Mapping[Any, Any]]) -> tuple[Any, Any]:
+        """Step worlds with the actions of their agents. Returns rewards (N,), and terminated and truncated (2, N)."""
+        rows: list[int] = []
+        parts: list[list[Any]] = [[] for _ in _RESULTS]
+        for world, result in self._call("take", {world: (actions,) for world, actions in chosen.items()}).items():
+            for agent in self._present(world):
+                rows.append(world * len(self._names) + agent)
+                for what, part, values in zip(_RESULTS, result, parts, strict=True):
+                    if (name := self._names[agent]) not in part:
                         raise EnvironmentContractError(
-                            f"{self._name}, world {world}: step returned no {missing[0]} of {name!r}, which has "
-                            "neither terminated nor been truncated"
+                            f"{self._place(world)}: step returned no {what} of {name!r}, which has neither terminated "
+                            "nor been truncated"
                         )
-                    reward_A[agent] = rewards[name]
-                    terminated_A[agent], truncated_A[agent] = bool(terminated[name]), bool(truncated[name])
-                    self._alive[row] = not (terminated_A[agent] or truncated_A[agent])
-                    self._rows[row] = self._row(agent, observations[name])
-            results.append((reward_A, terminated_A, truncated_A))
-        return results
+                    values.append(part[name])
+        names = [self._row_names[row] for row in rows]
+        reward_N, flags_2N = np.zeros(self.num_envs, np.float32), np.zeros((2, self.num_envs), np.bool_)
+        reward_N[rows] = rewards_of(parts[1], names)
+        ended_2R = ended_flags(tuple(parts[2]), tuple(parts[3]), names)
+        if ended_2R is not None:
+            flags_2N[:, rows] = ended_2R
+            for row, ended in zip(rows, ended_2R.any(0).tolist(), strict=True):
+                self._alive[row] = not ended
+        for row, observation in zip(rows, parts[0], strict=True):
+            self._rows[row] = self._row(row % len(self._names), observation)
+        return reward_N, flags_2N
 
     def _call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call a method of worlds with their arguments. Returns the results by world."""
@@ -376,10 +386,12 @@ class PettingZooEnvironment:
         try:
             return method(*args)
         except Exception as error:  # re-raised with a note
-            step = self._history.steps(world * len(self._names))
-            seed = self._seeds.of(world)
-            error.add_note(f"in world {world} of {self._name}, episode seed {seed}, step {step}")
+            error.add_note(f"in {self._place(world)}")
             raise
+
+    def _place(self, world: int) -> str:
+        step, seed = self._history.steps(world * len(self._names)), self._seeds.of(world)
+        return f"world {world} of {self._name}, episode seed {seed}, step {step}"
 
     def _check_masks(self, observation: Tree) -> None:
         check_masks(observation, self.single_observation_space, self.single_action_space, np.array(self._alive))
@@ -412,6 +424,18 @@ class PettingZooEnvironment:
         return action[: space.shape[0]] if isinstance(space, spaces.Box) and len(space.shape) == 1 else action
 
 
+class _RowName:
+    """Name of a row in messages, with its world, agent, episode seed and step."""
+
+    def __init__(self, row: int, agents: Sequence[Any], seeds: HostEpisodeSeeds, history: ActionHistory) -> None:
+        self._row, self._agents, self._seeds, self._history = row, agents, seeds, history
+
+    def __str__(self) -> str:
+        world, agent = divmod(self._row, len(self._agents))
+        when = f"episode seed {self._seeds.of(world)}, step {self._history.steps(self._row)}"
+        return f"{self._row} (world {world}, agent {self._agents[agent]!r}, {when})"
+
+
 class _World(gymnasium.Env[Any, Any]):
     """A parallel environment, in the process that steps it. Its spaces are dictionaries by agent."""
 
@@ -435,7 +459,7 @@ class _World(gymnasium.Env[Any, Any]):
 
     def begin(self, seed: int) -> tuple[dict[Any, Any], bool]:
         """Reset. Returns observations by agent, and whether the infos have masks."""
-        observations, infos = self.inner.reset(seed=seed)
+        observations, infos = self._parts("reset", self.inner.reset(seed=seed), RESET)
         for name in self._masks.keys() & observations.keys():
             check_has_mask(self._name, infos.get(name, {}))
         has_mask = any(isinstance(info, Mapping) and ACTION_MASK in info for info in infos.values())
@@ -443,7 +467,7 @@ class _World(gymnasium.Env[Any, Any]):
 
     def take(self, actions: Mapping[Any, Any]) -> tuple[dict[Any, Any], Any, Any, Any]:
         """Step. Returns observations, rewards, terminated and truncated by agent."""
-        observations, rewards, terminated, truncated, infos = self.inner.step(actions)
+        observations, rewards, terminated, truncated, infos = self._parts("step", self.inner.step(actions), STEP)
         return self._folded(observations, infos), rewards, terminated, truncated
 
     def render(self) -> Any:
@@ -456,6 +480,15 @@ class _World(gymnasium.Env[Any, Any]):
     def close(self) -> None:
         """Close the parallel environment."""
         self.inner.close()
+
+    def _parts(self, method: str, result: Any, parts: tuple[str, ...]) -> Any:
+        check_parts(self._name, method, result, parts)
+        for part, value in zip(parts, result, strict=True):
+            if not isinstance(value, Mapping):
+                raise EnvironmentContractError(
+                    f"{self._name}: {method} must return {part} as a dictionary by agent, got {value!r:.200}"
+                )
+        return result
 
     def _folded(self, observations: Mapping[Any, Any], infos: Mapping[Any, Any]) -> dict[Any, Any]:
         given = dict(observations)

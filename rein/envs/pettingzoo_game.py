@@ -18,6 +18,7 @@ from rein.envs.base.games import Games
 from rein.envs.base.masks import check_masks
 from rein.envs.base.seeding import UNKNOWN
 from rein.envs.base.spaces import Codec, column
+from rein.envs.base.steps import ended_flags
 from rein.envs.gymnasium.adapter import name_of
 from rein.envs.gymnasium.masks import as_mask, folded, folded_space, mask_space
 from rein.errors import EnvironmentContractError
@@ -175,8 +176,11 @@ class _PettingZooGames(Games):
         return folded(observation, as_mask(self._game.added_mask, env.infos[name].get(ACTION_MASK), who))
 
     def _ends(self, row: int) -> tuple[bool, bool]:
-        env = self._envs[row]
-        return any(env.terminations.values()), any(env.truncations.values())
+        """Return whether a player is terminated, and whether one is truncated."""
+        env, place = self._envs[row], f"episode seed {self._seeds[row]}, move {len(self._moves[row])}"
+        names = [f"{row} (player {name!r}, {place})" for name in env.terminations]
+        ended = ended_flags(tuple(env.terminations.values()), tuple(env.truncations.values()), names)
+        return (False, False) if ended is None else (bool(ended[0].any()), bool(ended[1].any()))
 
     def _call(self, row: int, method: Callable[[Any], Any]) -> Any:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import os
 import re
 import signal
@@ -390,6 +391,59 @@ def test_incomplete_results_raise(part: Any, message: str, agent_id: bool) -> No
     environment = rein.PettingZooEnvironment(Incomplete, 2, 0, agent_id=agent_id, part=part)
     with pytest.raises(EnvironmentContractError, match=message):
         environment.apply_action((environment.reset()["action_mask"][:, 0] * 0).long())
+
+
+class Flagged(Climbers):
+    """The third step returns `value` in this part for the last agent, or instead of the part without an agent."""
+
+    def __init__(self, part: int, value: Any, of_agent: bool = True) -> None:
+        super().__init__()
+        self.part, self.value, self.of_agent = part, value, of_agent
+
+    def step(self, actions: dict[str, int]) -> Any:
+        results = [*super().step(actions)]
+        if self.steps == 3 and self.of_agent:
+            results[self.part]["climber_1"] = self.value
+        elif self.steps == 3:
+            results[self.part] = self.value
+        return tuple(results)
+
+
+def third_step(environment: Any) -> None:
+    environment.reset()
+    for _ in range(3):
+        environment.apply_action(torch.zeros(6, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("value", ["False", 2, math.nan, None, np.array([True, False]), 1])
+@pytest.mark.parametrize("part", [2, 3])
+def test_flag_that_is_not_a_boolean_raises_with_its_place(part: int, value: Any) -> None:
+    environment = rein.PettingZooEnvironment(Flagged, 2, 0, part=part, value=value)
+    with pytest.raises(EnvironmentContractError, match="expected bool") as raised:
+        third_step(environment)
+    seed = int(environment.episode_seeds[0])
+    for text in ("truncated" if part == 3 else "terminated", "world 0", "'climber_1'", f"seed {seed}", "step 2"):
+        assert text in str(raised.value)
+
+
+def test_reward_that_is_not_a_number_raises_with_its_place() -> None:
+    with pytest.raises(EnvironmentContractError, match=r"reward, row 2 .*world 0.*'climber_1'.*step 2.*got None"):
+        third_step(rein.PettingZooEnvironment(Flagged, 2, 0, part=1, value=None))
+
+
+@pytest.mark.parametrize(("part", "name"), [(0, "observation"), (2, "terminated"), (4, "info")])
+def test_part_that_is_no_dictionary_raises(part: int, name: str) -> None:
+    with pytest.raises(EnvironmentContractError, match=f"step must return {name} as a dictionary"):
+        third_step(rein.PettingZooEnvironment(Flagged, 2, 0, part=part, value=None, of_agent=False))
+
+
+def test_step_of_another_number_of_parts_raises() -> None:
+    class Old(Climbers):
+        def step(self, actions: dict[str, int]) -> Any:
+            return super().step(actions)[:4]
+
+    with pytest.raises(EnvironmentContractError, match="truncated, info"):
+        third_step(rein.PettingZooEnvironment(Old, 2, 0))
 
 
 @pytest.mark.parametrize("make", [climbers, functools.partial(masked, "info")], ids=["plain", "masked"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -232,6 +233,28 @@ def test_error_of_a_game_has_a_note_with_its_row_and_seed() -> None:
         for _ in range(20):
             env.apply_action(env.reset()["action_mask"].argmax(1))
     assert f"episode seed {int(env.episode_seeds)}" in raised.value.__notes__[0]
+
+
+class Flagged(Nim):
+    """After the second move, the flags of the last player have a given value."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__()
+        self.name, self.value = name, value
+
+    def step(self, action: int) -> None:
+        super().step(action)
+        if self.moves == 2:
+            getattr(self, self.name)["player_1"] = self.value
+
+
+@pytest.mark.parametrize("value", ["False", 2, math.nan, None, np.array([True, False])])
+@pytest.mark.parametrize("name", ["terminations", "truncations"])
+def test_flag_that_is_not_a_boolean_raises_with_its_place(name: str, value: Any) -> None:
+    env = rein.SelfPlay(rein.envs.PettingZooGame(Flagged, name=name, value=value), 1, seed=0)
+    with pytest.raises(EnvironmentContractError, match=r"ated, row 0 .*'player_1'.*: expected bool") as raised:
+        [*random_steps(env, 2)]
+    assert f"episode seed {int(env.episode_seeds)}, move 2" in str(raised.value)
 
 
 def test_close_closes_all_environments() -> None:
