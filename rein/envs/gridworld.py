@@ -17,6 +17,7 @@ from rein.envs.base.contract import check_action, check_rows_of, checked_num_env
 from rein.envs.base.drawing import GREEN, WHITE, Frame, board
 from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.spaces import representation
+from rein.envs.base.steps import CLOSED, check_begun, check_open
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, check_keywords, explain
 from rein.ops.random import integers
 from rein.ops.trees import checked_device
@@ -100,6 +101,7 @@ class Gridworld:
         self._steps_N = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._seeds = EpisodeSeeds(num_envs, seed, self.device, self._start)
         self._checked = False
+        self._ended: str | None = None  # CLOSED after `close`
 
     @property
     def seed(self) -> int | None:
@@ -127,6 +129,7 @@ class Gridworld:
 
     def reset(self, seed: int | None = None) -> Tensor:
         """Begin the next episode of every environment, from episode 0 if `seed` is given. Returns the observation."""
+        check_open("Gridworld", "reset", self._ended)
         if seed is not None:
             self._seeds.restart(seed)
         return self._begin(self._seeds.advance())
@@ -180,7 +183,8 @@ class Gridworld:
         self._seeds.reseed(seed)
 
     def close(self) -> None:
-        """Do nothing: the environment holds no resources."""
+        """Refuse further steps. The environment holds no resources."""
+        self._ended, self._checked = CLOSED, False  # the next step checks
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the episode of every environment."""
@@ -249,8 +253,7 @@ class Gridworld:
         self._checked = True
 
     def _check_begun(self, method: str) -> None:
-        if not self._seeds.started:
-            raise RuntimeError(f"Gridworld.{method}: call reset() first")
+        check_begun("Gridworld", method, self._seeds.started, self._ended)
 
     def _on_board(self, cell: Sequence[int]) -> tuple[int, int]:
         x, y = (int(c) for c in cell)

@@ -21,6 +21,7 @@ from rein.envs.base.contract import check_action, checked_num_envs
 from rein.envs.base.groups import ObservationGroups
 from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.spaces import dtypes_of, gymnasium_space, representation
+from rein.envs.base.steps import CLOSED, check_begun, check_open
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, explain
 from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree
@@ -89,6 +90,7 @@ class JaxEnvironment:
         self._state: Any = None
         self._steps_N: Any = None
         self._checked = False
+        self._ended: str | None = None  # CLOSED after `close`
 
     @property
     def seed(self) -> int | None:
@@ -113,6 +115,7 @@ class JaxEnvironment:
 
     def reset(self, seed: int | None = None) -> Tree:
         """Begin the next episode of every environment, from episode 0 if `seed` is given. Returns the observation."""
+        check_open(type(self).__name__, "reset", self._ended)
         if seed is not None:
             self._seeds.restart(seed)
         observation, self._state = self._begin(self._array(self._seeds.advance().to(torch.int32)))
@@ -125,8 +128,7 @@ class JaxEnvironment:
         Raises RuntimeError before the first reset and EnvironmentContractError for an action of another shape. The
         values of the first action are checked, too.
         """
-        if self._state is None:
-            raise RuntimeError(f"{type(self).__name__}: call reset() before apply_action()")
+        check_begun(type(self).__name__, "apply_action", self._state is not None, self._ended)
         if not self._checked or not isinstance(action, Tensor) or action.shape != self._action_shape:
             check_action(action, self.num_envs, self.single_action_space)
             self._checked = True
@@ -151,7 +153,8 @@ class JaxEnvironment:
         self._seeds.reseed(seed)
 
     def close(self) -> None:
-        """Do nothing: the environment holds no resources."""
+        """Refuse further steps. The environment holds no resources."""
+        self._ended = CLOSED
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the episode of every environment. The state of JAX is a list of tensors."""

@@ -23,7 +23,17 @@ from rein.envs.base.contract import check_action, check_rows_of, checked_count, 
 from rein.envs.base.masks import check_masks
 from rein.envs.base.seeding import HostEpisodeSeeds
 from rein.envs.base.spaces import Codec, representation
-from rein.envs.base.steps import RESET, STEP, check_parts, ended_flags, rewards_of
+from rein.envs.base.steps import (
+    CLOSED,
+    RESET,
+    STEP,
+    check_begun,
+    check_open,
+    check_parts,
+    ended_flags,
+    ends_episodes,
+    rewards_of,
+)
 from rein.envs.gymnasium.adapter import as_json, name_of
 from rein.envs.gymnasium.async_vector_env import Workers, in_processes, portable
 from rein.envs.gymnasium.history import ActionHistory
@@ -121,6 +131,7 @@ class PettingZooEnvironment:
         self._rows: list[Any] = [None] * self.num_envs  # last observation of each agent
         self._alive = [False] * self.num_envs
         self._observation: Tree = None  # the current observation; None before a reset
+        self._ended: str | None = None  # the error that ended the episodes, or CLOSED
         kept = max_replay_steps if replayable else 0
         self._history = ActionHistory(self._name, self.single_action_space, self.num_envs, kept)
         self._row_names = [_RowName(row, self._names, self._seeds, self._history) for row in range(self.num_envs)]
@@ -201,6 +212,7 @@ class PettingZooEnvironment:
 
     def reset(self, seed: int | None = None) -> Tree:
         """Begin the next episode of every world, from episode 0 if `seed` is given. Returns the observation."""
+        check_open(self._name, "reset", self._ended)
         if seed is not None:
             self._seeds.restart(seed)
         return self._begin([self._seeds.advance(world) for world in range(self.worlds)])
@@ -210,6 +222,7 @@ class PettingZooEnvironment:
 
         Raises ValueError if the rows of a world have different seeds.
         """
+        check_open(self._name, "reset_to", self._ended)
         check_rows_of("reset_to", episode_seeds, self.num_envs, torch.int64)
         seed_WA = episode_seeds.view(self.worlds, -1)
         if not torch.equal(seed_WA, seed_WA[:, :1].expand_as(seed_WA)):
@@ -221,6 +234,7 @@ class PettingZooEnvironment:
 
         Raises RuntimeError before the first reset, and EnvironmentContractError for an action or a result that does not
         fit its space. Exceptions of an environment get a note with the world, the episode seed and the step.
+        After such an error, some worlds have been stepped and others have not, and `reset` must be called.
         """
         return self._apply(action, range(self.worlds))
 
@@ -233,8 +247,9 @@ class PettingZooEnvironment:
         return self._apply(action, mask.view(self.worlds, -1).any(1).nonzero().flatten().tolist())
 
     def _apply(self, action: Tree, worlds: Sequence[int]) -> TimeStep:
-        if self._observation is None:
-            raise RuntimeError(f"{self._name}: call reset() before apply_action()")
+        if self._processes is not None:
+            self._processes.workers.check()
+        check_begun(self._name, "apply_action", self._observation is not None, self._ended)
         if not self._checked:
             check_action(action, self.num_envs, self.single_action_space)
             self._checked = True
@@ -242,6 +257,7 @@ class PettingZooEnvironment:
         chosen = {world: self._by_agent(world, actions[world * agents : (world + 1) * agents]) for world in worlds}
         return self._step_worlds(action, chosen)
 
+    @ends_episodes
     def _step_worlds(self, action: Tree, chosen: Mapping[int, Mapping[Any, Any]]) -> TimeStep:
         """Step worlds with the actions of their agents, which `action` (N, *A) has as rows."""
         agents = len(self._names)
@@ -273,7 +289,7 @@ class PettingZooEnvironment:
 
     def close(self) -> None:
         """Close every environment. A second call does nothing."""
-        self._observation = None
+        self._observation, self._ended = None, CLOSED
         while self._envs:
             self._envs.pop().close()
         if self._processes is not None:
@@ -319,9 +335,10 @@ class PettingZooEnvironment:
     def __repr__(self) -> str:
         return representation(self, repr(self._name), f"worlds={self.worlds}, agents={len(self._names)}")
 
+    @ends_episodes
     def _begin(self, seeds: Sequence[int]) -> Tree:
         self._begin_worlds(dict(enumerate(seeds)))
-        self._observation = self._observations.stack(self._rows)
+        self._observation, self._ended = self._observations.stack(self._rows), None
         self._check_masks(self._observation)
         return self._observation
 
@@ -523,25 +540,25 @@ class _Processes:
 
     def __init__(self, make: Callable[[], _World], name: str, worlds: int, timeout: float | None) -> None:
         make.__module__, _, make.__qualname__ = name.partition(":")  # used in error messages
-        self._workers = Workers(in_processes(make, worlds), name, timeout)
+        self.workers = Workers(in_processes(make, worlds), name, timeout)
         self._closed = False
 
     def call(
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], seed_of: Callable[[int], int] = lambda _: -1
     ) -> dict[int, Any]:
         """Call a method of worlds at the same time, and explain failures of their processes."""
-        self._workers.check()
+        self.workers.check()
         try:
-            return self._workers.call(method, arguments)
+            return self.workers.call(method, arguments)
         except BaseException as error:  # re-raised or explained; also KeyboardInterrupt, which leaves answers pending
-            self._workers.explain(error, seed_of)
+            self.workers.explain(error, seed_of)
             raise
 
     def close(self) -> None:
         """Close all worlds. A second call does nothing."""
         if not self._closed:
             self._closed = True
-            self._workers.close()
+            self.workers.close()
 
 
 def _made_all(make: Callable[[], _World], name: str, worlds: int) -> list[_World]:

@@ -19,6 +19,7 @@ from rein.envs.base.contract import check_action
 from rein.envs.base.groups import ObservationGroups
 from rein.envs.base.seeding import UNKNOWN
 from rein.envs.base.spaces import dtypes_of, gymnasium_space, representation
+from rein.envs.base.steps import CLOSED, check_begun, check_open, ends_episodes
 from rein.errors import EnvironmentContractError
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, explain
 from rein.ops.random import checked_seed, stream_seed
@@ -97,7 +98,7 @@ class TensorEnvironment:
         self.seed = checked_seed(seed)
         self._resets = 0
         self._observation: Tree = None
-        self._closed = False
+        self._ended: str | None = None  # the error that ended the episodes, or CLOSED
 
     @property
     def episode_seeds(self) -> Tensor:
@@ -122,13 +123,14 @@ class TensorEnvironment:
 
     def reset(self, seed: int | None = None) -> Tree:
         """Begin a new episode of every environment. `seed` restarts the random stream. Returns the observation."""
+        check_open(type(self).__name__, "reset", self._ended)
         if seed is not None:
             self.seed, self._resets = checked_seed(seed), 0
         if self.seed is None:
             self.seed = secrets.randbits(31)
         observation, _ = self.env.reset(seed=stream_seed(self.seed, "environment", self._resets))
         self._resets += 1
-        self._observation = self._observed(observation, copy=True)
+        self._observation, self._ended = self._observed(observation, copy=True), None
         return self._observation
 
     def apply_action(self, action: Tree) -> TimeStep:
@@ -137,12 +139,15 @@ class TensorEnvironment:
         Raises RuntimeError before the first reset and EnvironmentContractError for an action of another shape. The
         first step also checks the kinds of the returned tensors and, on the CPU, the values of the action.
         """
-        previous = self._observation
-        if previous is None:
-            raise RuntimeError(f"{type(self).__name__}: call reset() before apply_action()")
+        check_begun(type(self).__name__, "apply_action", self._observation is not None, self._ended)
         unseen = self._on_host and not self._checked  # on another device, reading the values would wait
         if unseen or not isinstance(action, Tensor) or action.shape != self._action_shape:
             check_action(action, self.num_envs, self.single_action_space)
+        return self._step(action)
+
+    @ends_episodes
+    def _step(self, action: Tree) -> TimeStep:
+        previous = self._observation
         # the environment may modify its argument, and reuse the tensors that it returns
         observation, reward, terminated, truncated, info = self.env.step(map_tree(Tensor.clone, action))
         if not self._checked:
@@ -167,8 +172,9 @@ class TensorEnvironment:
 
     def close(self) -> None:
         """Close the environment. A second call does nothing."""
-        if not self._closed:
-            self._closed = True
+        self._observation = None
+        if self._ended is not CLOSED:
+            self._ended = CLOSED
             self.env.close()
 
     def state_dict(self) -> dict[str, Any]:

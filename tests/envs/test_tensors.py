@@ -268,6 +268,28 @@ def test_close_reaches_the_environment_once() -> None:
     assert environment.env.closed == 1
 
 
+def test_environment_is_not_stepped_after_an_exception_or_its_end() -> None:
+    class Breaks(Counter):
+        def step(self, action: Tensor) -> Any:
+            if (self.clock == 2.0).all():
+                raise ZeroDivisionError("physics")
+            return super().step(action)
+
+    environment, action = rein.TensorEnvironment(Breaks(), 0), torch.zeros(N, 2)
+    environment.reset()
+    with pytest.raises(ZeroDivisionError):
+        for _ in range(3):
+            environment.apply_action(action)
+    with pytest.raises(RuntimeError, match=r"call reset\(\).*ZeroDivisionError: physics"):
+        environment.apply_action(action)
+    environment.reset()
+    environment.apply_action(action)
+    environment.close()
+    for call in (environment.reset, lambda: environment.apply_action(action)):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
+
+
 def test_run_is_trained_recorded_and_resumed(tmp_path: Path) -> None:
     def loop_of(epochs: int) -> rein.Loop:
         environment = adapted("step", group="actor")

@@ -246,7 +246,7 @@ def test_config_is_collected_from_attributes() -> None:
 
 
 def test_reset_where_before_reset_raises() -> None:
-    with pytest.raises(RuntimeError, match=r"Drift.reset_where: call reset\(\) first"):
+    with pytest.raises(RuntimeError, match=r"Drift: call reset\(\) before reset_where"):
         simulation().reset_where(torch.ones(N, dtype=torch.bool))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import Any
@@ -14,6 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 
+import rein
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment, GymnasiumWorkers
@@ -281,3 +283,97 @@ def test_vector_environment_with_different_spaces_raises() -> None:
     source = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED, observation_mode="different")
     with pytest.raises(ValueError, match="equal spaces"):
         GymnasiumVectorEnvironment(source)
+
+
+class Counted(gymnasium.Env[Any, Any]):
+    """Environment that observes the number of its steps. Environment 1 raises in the step or reset `fails`."""
+
+    observation_space, action_space = spaces.Box(0.0, 99.0, (1,)), spaces.Discrete(2)
+
+    def __init__(self, index: int, fails: dict[str, int]) -> None:
+        self.number, self.fails, self.steps, self.resets = index, fails, 0, 0
+
+    def meet(self, what: str, count: int) -> None:
+        if self.number == 1 and self.fails.get(what) == count:
+            raise ZeroDivisionError("physics")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps, self.resets = 0, self.resets + 1
+        self.meet("reset", self.resets)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        self.meet("step", self.steps)
+        return np.full(1, self.steps, np.float32), 1.0, self.steps == 3, False, {}
+
+
+N = 3
+ZEROS = torch.zeros(N, dtype=torch.int64)
+
+
+def by_send(environment: GymnasiumEnvironment) -> None:
+    environment.send(ZEROS, range(N))
+    environment.receive()
+
+
+@pytest.mark.parametrize("kind", ["single", "vector"])
+@pytest.mark.parametrize("fails", [{"step": 2}, {"reset": 2}])
+def test_environments_are_not_stepped_after_an_exception_until_a_reset(fails: dict[str, int], kind: str) -> None:
+    make = functools.partial(Counted, fails=fails)
+    if kind == "single":
+        environment: Any = GymnasiumEnvironment(make, N, 0)
+        calls = [lambda: environment.apply_action(ZEROS), lambda: by_send(environment)]
+        calls += [
+            lambda: environment.apply_action_where(ZEROS, ZEROS == 0),
+            lambda: environment.reset_where(ZEROS == 0),
+        ]
+    else:
+        source = SyncVectorEnv([functools.partial(make, index) for index in range(N)], autoreset_mode="Disabled")
+        environment = rein.make(source, seed=0)
+        calls = [lambda: environment.apply_action(ZEROS)]
+    environment.reset()
+    with pytest.raises(ZeroDivisionError):
+        for _ in range(3):
+            environment.apply_action(ZEROS)
+    for call in calls:
+        with pytest.raises(RuntimeError, match=r"call reset\(\).*ZeroDivisionError: physics"):
+            call()
+    assert environment.awaits_reset
+    assert not environment.reset().any()
+    assert environment.apply_action(ZEROS).observation.tolist() == [[1.0]] * N
+
+
+def test_wrong_action_does_not_end_the_episodes() -> None:
+    environment = GymnasiumEnvironment(functools.partial(Counted, fails={}), N, 0)
+    environment.reset()
+    environment.apply_action(ZEROS)
+    with pytest.raises(EnvironmentContractError):
+        environment.apply_action(ZEROS[:1])
+    assert environment.apply_action(ZEROS).observation.tolist() == [[2.0]] * N
+
+
+CLOSED: dict[str, Any] = {
+    "single": lambda: GymnasiumEnvironment("CartPole-v1", N, 0),
+    "workers": lambda: rein.make("CartPole-v1", N, 0, workers=2, mode="threads"),
+    "vector": lambda: rein.make(SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * N), seed=0),
+    "native": lambda: rein.envs.CartPole(N, seed=0),
+    "gridworld": lambda: rein.envs.Gridworld(N, seed=0),
+    "self-play": lambda: rein.SelfPlay(rein.envs.TicTacToe(), N, seed=0),
+}
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("kind", CLOSED)
+def test_closed_environment_raises(kind: str, begun: bool) -> None:
+    environment = CLOSED[kind]()
+    if begun:
+        environment.reset()
+        environment.apply_action(ZEROS)
+    environment.close()
+    for call in (environment.reset, lambda: environment.apply_action(ZEROS)):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
+    if hasattr(environment, "reset_where"):
+        with pytest.raises(RuntimeError, match="closed"):
+            environment.reset_where(ZEROS == 0)

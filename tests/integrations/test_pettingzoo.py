@@ -446,6 +446,20 @@ def test_step_of_another_number_of_parts_raises() -> None:
         third_step(rein.PettingZooEnvironment(Old, 2, 0))
 
 
+def test_worlds_are_not_stepped_after_an_exception_until_a_reset() -> None:
+    environment = rein.PettingZooEnvironment(Failing, 2, 5, failure="raises")
+    with pytest.raises(LookupError):
+        third_step(environment)
+    with pytest.raises(RuntimeError, match=r"call reset\(\).*LookupError: no rope"):
+        environment.apply_action(torch.zeros(6, dtype=torch.int64))
+    environment.reset()
+    assert environment.apply_action(torch.zeros(6, dtype=torch.int64)).valid.all()
+    environment.close()
+    for call in (environment.reset, lambda: environment.apply_action(torch.zeros(6, dtype=torch.int64))):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
+
+
 @pytest.mark.parametrize("make", [climbers, functools.partial(masked, "info")], ids=["plain", "masked"])
 def test_training_is_recorded_and_replayed(make: Any, tmp_path: Path) -> None:
     environment, store = make(3), rein.HDF5Store(tmp_path / "run")

@@ -257,6 +257,20 @@ def test_flag_that_is_not_a_boolean_raises_with_its_place(name: str, value: Any)
     assert f"episode seed {int(env.episode_seeds)}, move 2" in str(raised.value)
 
 
+def test_games_are_not_played_after_an_exception_until_a_reset() -> None:
+    class Failing(Nim):
+        def step(self, action: int) -> None:
+            if self.possible_agents.index(self.agent_selection) == self.moves == 1:
+                raise ZeroDivisionError("no stone")
+            super().step(action)
+
+    env = rein.SelfPlay(Failing, 2, seed=0)
+    with pytest.raises(ZeroDivisionError):
+        [*random_steps(env, 3)]
+    with pytest.raises(RuntimeError, match=r"call reset\(\).*ZeroDivisionError"):
+        env.apply_action(torch.zeros(2, dtype=torch.int64))
+
+
 def test_close_closes_all_environments() -> None:
     made: list[Nim] = []
 

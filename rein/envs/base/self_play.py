@@ -15,6 +15,7 @@ from rein.envs.base.contract import check_action, checked_num_envs, restored
 from rein.envs.base.games import Game
 from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.spaces import representation
+from rein.envs.base.steps import CLOSED, check_begun, check_open, ends_episodes
 from rein.envs.pettingzoo_game import PettingZooGame
 from rein.errors import EnvironmentContractError
 from rein.networks.reserved import mask_of
@@ -101,6 +102,7 @@ class SelfPlay:
         self._carry_NC: Tensor | None = None  # memory of recurrent opponents
         self._games = self.game.games(self.num_envs, self.device)
         self._observation: Tree = None  # the current observation; None before the first reset
+        self._ended: str | None = None  # the error that ended the episodes, or CLOSED
 
     @property
     def seed(self) -> int | None:
@@ -129,12 +131,14 @@ class SelfPlay:
 
     def reset(self, seed: int | None = None) -> Tree:
         """Begin the next episode of every game, from episode 0 if `seed` is given. Returns the observation."""
+        check_open("SelfPlay", "reset", self._ended)
         if seed is not None:
             self._seeds.restart(seed)
         return self._begin_all(self._seeds.advance())
 
     def reset_to(self, episode_seeds: Tensor) -> Tree:
         """Begin the episodes with these seeds (N,), for a replay. Later episodes are seeded as usual."""
+        check_open("SelfPlay", "reset_to", self._ended)
         return self._begin_all(self._seeds.override(episode_seeds))
 
     def apply_action(self, action: Tensor) -> TimeStep:
@@ -142,11 +146,15 @@ class SelfPlay:
 
         Raises RuntimeError before the first reset, and EnvironmentContractError for a move that is not valid.
         """
-        if self._observation is None:
-            raise RuntimeError("SelfPlay.apply_action: call reset() first")
+        check_begun("SelfPlay", "apply_action", self._observation is not None, self._ended)
         check_action(action, self.num_envs, self.single_action_space)
+        _check_moves(self._row_N, self._observation, action)
+        return self._step(action)
+
+    @ends_episodes
+    def _step(self, action: Tensor) -> TimeStep:
         result = self._no_result()
-        self._play(self._row_N, self._observation, action, result)
+        self._play(self._row_N, action, result)
         self._respond(self._row_N >= 0, result)
         over_N = result.over_N
         final_observation = self._observation = self._games.observe(self._row_N, self._seat_N)
@@ -163,6 +171,7 @@ class SelfPlay:
 
     def close(self) -> None:
         """Close the environments of PettingZoo. A second call does nothing."""
+        self._observation, self._ended = None, CLOSED
         self._games.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -192,9 +201,10 @@ class SelfPlay:
         over_N = torch.zeros_like(self._row_N, dtype=torch.bool)
         return _Result(torch.zeros_like(self._row_N, dtype=torch.float32), over_N, over_N.clone())
 
+    @ends_episodes
     def _begin_all(self, seed_N: Tensor) -> Tree:
         self._begin(self._row_N >= 0, seed_N)
-        self._observation = self._games.observe(self._row_N, self._seat_N)
+        self._observation, self._ended = self._games.observe(self._row_N, self._seat_N), None
         return self._observation
 
     def _begin(self, mask_N: Tensor, seed_N: Tensor) -> None:
@@ -219,12 +229,13 @@ class SelfPlay:
             for index in self._opponent_N[turn_N].unique().tolist():
                 row_R = (turn_N & (self._opponent_N == index)).nonzero().flatten()
                 observation = self._games.observe(row_R, 1 - self._seat_N[row_R])
-                self._play(row_R, observation, self._select(index, row_R, observation), result)
+                action_R = self._select(index, row_R, observation)
+                _check_moves(row_R, observation, action_R)
+                self._play(row_R, action_R, result)
             self._moves_N = self._moves_N + turn_N
 
-    def _play(self, row_R: Tensor, observation: Tree, action_R: Tensor, result: _Result) -> None:
+    def _play(self, row_R: Tensor, action_R: Tensor, result: _Result) -> None:
         """Play valid moves, and add their rewards and ends to the result."""
-        _check_moves(row_R, observation, action_R)
         reward_R2, terminated_R, truncated_R = self._games.play(row_R, action_R)
         result.reward_N[row_R] += reward_R2.gather(1, self._seat_N[row_R, None]).squeeze(1)
         result.terminated_N[row_R], result.truncated_N[row_R] = terminated_R, truncated_R

@@ -20,6 +20,7 @@ from rein.envs.base.contract import check_action, check_rows_of, checked_num_env
 from rein.envs.base.drawing import Frame
 from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.spaces import dtypes_of, representation
+from rein.envs.base.steps import CLOSED, check_begun, check_open
 from rein.errors import EnvironmentContractError
 from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, check_keywords, explain
 from rein.networks.encoder import children
@@ -96,6 +97,7 @@ class SimulatedEnvironment(ABC):
         self._by_rows = self.device.type == "cpu" and not compile
         self._masked: dict[int, Callable[..., tuple[Tensor, ...]]] = {}  # by number of inputs
         self._checked = False
+        self._ended: str | None = None  # CLOSED after `close`
 
     @abstractmethod
     def dynamics(self, state: Tensor, action: Any, /) -> tuple[Tensor, Tensor, Tensor]:
@@ -154,6 +156,7 @@ class SimulatedEnvironment(ABC):
 
     def reset(self, seed: int | None = None) -> Tensor:
         """Begin the next episode of every environment, from episode 0 if `seed` is given. Returns the observation."""
+        check_open(type(self).__name__, "reset", self._ended)
         if seed is not None:
             self._seeds.restart(seed)
         return self._begin(self._seeds.advance())
@@ -198,8 +201,9 @@ class SimulatedEnvironment(ABC):
         """Set the random seed. Raises RuntimeError after the first reset."""
         self._seeds.reseed(seed)
 
-    def close(self) -> None:  # noqa: B027  # an optional hook
-        """Do nothing: the environment holds no resources."""
+    def close(self) -> None:
+        """Refuse further steps. The environment holds no resources."""
+        self._ended, self._checked = CLOSED, False  # the next step checks
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the episode of every environment."""
@@ -290,8 +294,7 @@ class SimulatedEnvironment(ABC):
         check_action(action, self.num_envs, self.single_action_space)
 
     def _check_begun(self, method: str) -> None:
-        if not self._seeds.started:
-            raise RuntimeError(f"{type(self).__name__}.{method}: call reset() first")
+        check_begun(type(self).__name__, method, self._seeds.started, self._ended)
 
     def _check_dynamics(self, before: Tensor, state: Tensor, reward: Tensor, terminated: Tensor) -> None:
         rows = before.shape[1:]

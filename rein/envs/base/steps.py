@@ -1,4 +1,4 @@
-"""Checks of what steps and resets of environments on the host return.
+"""Checks of steps and resets of environments on the host: whether they are possible, and what they return.
 
 They do not depend on an adapter.
 
@@ -7,16 +7,54 @@ Shapes: R environments.
 
 from __future__ import annotations
 
+import functools
 import reprlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rein.envs.base.spaces import column
-from rein.errors import EnvironmentContractError
+from rein.errors import EnvironmentContractError, text_of
+
+CLOSED = "closed"  # value of `_ended` of an environment
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def ends_episodes(method: _Method) -> _Method:
+    """Decorator of a method that steps or resets environments one by one: after an exception, `reset` must be called.
+
+    Some of the environments may have been stepped, and would be stepped twice. The object has the attributes
+    `_observation`, which becomes None, and `_ended`, which becomes the text of the exception.
+    """
+
+    @functools.wraps(method)
+    def guarded(self: Any, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except BaseException as error:  # raised again
+            self._observation, self._ended = None, text_of(error)
+            raise
+
+    return cast(Any, guarded)  # type checkers see the method
+
+
+def check_open(name: str, method: str, ended: str | None) -> None:
+    """Raise RuntimeError if an environment is closed. `ended` is its attribute, see `ends_episodes`."""
+    if ended is CLOSED:
+        raise RuntimeError(f"{name}: the environment is closed, so {method}() cannot be called; build a new one")
+
+
+def check_begun(name: str, method: str, begun: bool, ended: str | None) -> None:
+    """Raise RuntimeError if an environment cannot be stepped. `ended` is its attribute, see `ends_episodes`."""
+    check_open(name, method, ended)
+    if not begun:
+        reason = "" if ended is None else f"; its episodes ended with an error ({ended})"
+        raise RuntimeError(f"{name}: call reset() before {method}(){reason}")
+
 
 RESET = ("observation", "info")
 STEP = ("observation", "reward", "terminated", "truncated", "info")

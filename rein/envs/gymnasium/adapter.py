@@ -34,10 +34,14 @@ from rein.envs.base.options import Options, ResetOptions, as_keywords
 from rein.envs.base.seeding import HostEpisodeSeeds
 from rein.envs.base.spaces import Codec, representation
 from rein.envs.base.steps import (
+    CLOSED,
     RESET,
     STEP,
+    check_begun,
+    check_open,
     check_parts,
     ended_flags,
+    ends_episodes,
     missing_values,
     rewards_of,
     wanted_infos,
@@ -209,6 +213,7 @@ class GymnasiumEnvironment:
         self._observations = Codec("observation", self.single_observation_space)
         self._actions = Codec("action", self.single_action_space)
         self._observation: Tree = None  # the current observation; None before a reset
+        self._ended: str | None = None  # the error that ended the episodes, or CLOSED
         self._no_flags_3N = np.array([[False], [False], [True]]).repeat(num_envs, 1)  # terminated, truncated, valid
         kept = max_replay_steps if replayable else 0
         self._history = ActionHistory(self._name, self.single_action_space, num_envs, kept)
@@ -273,6 +278,7 @@ class GymnasiumEnvironment:
 
     def reset(self, seed: int | None = None) -> Tree:
         """Begin the next episode of every environment, from episode 0 if `seed` is given. Returns the observation."""
+        check_open(self._name, "reset", self._ended)
         if seed is not None:
             self._seeds.restart(seed)
         return self._begin([self._seeds.advance(index) for index in range(self.num_envs)])
@@ -282,24 +288,22 @@ class GymnasiumEnvironment:
 
         `options` are the reset options of these episodes. By default they are those of `set_options`.
         """
+        check_open(self._name, "reset_to", self._ended)
         seeds = self._seeds.override(episode_seeds)
         if options is not None:
             self._options.override(options)
-        return self._begin(seeds, again=options is not None)
+        return self._begin(seeds, options is not None)
 
     def reset_where(self, mask: Tensor) -> Tree:
         """Begin the next episode where `mask` (N,) is True. Returns the current observation of all environments.
 
         Raises RuntimeError before the first reset.
         """
-        if self._observation is None:
-            raise RuntimeError(f"{self._name}: call reset() before reset_where()")
+        check_begun(self._name, "reset_where", self._observation is not None, self._ended)
         check_rows_of("reset_where", mask, self.num_envs, torch.bool)
         row_R = mask.nonzero().flatten()
         if len(row_R):
-            rows = row_R.tolist()
-            begun_R = self._observed([self._begin_one(i, self._seeds.advance(i)) for i in rows], rows)
-            self._observation = with_rows(self._observation, row_R, begun_R)
+            self._observation = with_rows(self._observation, row_R, self._begin_rows(row_R.tolist()))
         return self._observation
 
     def apply_action(self, action: Tree) -> TimeStep:
@@ -307,6 +311,7 @@ class GymnasiumEnvironment:
 
         Raises RuntimeError before the first reset, and EnvironmentContractError for an action or a result that does not
         fit its space. Exceptions of an environment get a note with the environment, the episode seed and the step.
+        After such an error, some environments have been stepped and others have not, and `reset` must be called.
         """
         self._check(action)
         return self._advance(action, range(self.num_envs))
@@ -317,8 +322,7 @@ class GymnasiumEnvironment:
         Raises RuntimeError before the first reset and for an environment that was sent already, ValueError for a row
         that does not exist, and EnvironmentContractError for actions of another shape.
         """
-        if self._observation is None:
-            raise RuntimeError(f"{self._name}: call reset() before send()")
+        check_begun(self._name, "send", self._observation is not None, self._ended)
         check_sent(rows, self.num_envs, self._sent)
         if self._to_take is None:
             self._to_take = zeros(self.single_action_space, (self.num_envs,))
@@ -331,6 +335,7 @@ class GymnasiumEnvironment:
         `timeout` has no effect; environments in workers have it. Raises RuntimeError if none was sent, and the errors
         of `apply_action`.
         """
+        check_begun(self._name, "receive", self._observation is not None, self._ended)
         rows, self._sent = self._sent, []
         if not rows:
             raise RuntimeError(f"{self._name}: call send() before receive()")
@@ -375,7 +380,7 @@ class GymnasiumEnvironment:
 
     def close(self) -> None:
         """Close every environment. A second call does nothing."""
-        self._observation = None
+        self._observation, self._ended = None, CLOSED
         while self._envs:
             self._envs.pop().close()
 
@@ -410,9 +415,9 @@ class GymnasiumEnvironment:
         return representation(self, repr(self._name), f"num_envs={self.num_envs}")
 
     def _check(self, action: Tree) -> None:
-        if self._observation is None or self._sent:
-            first = "receive()" if self._sent else "reset()"
-            raise RuntimeError(f"{self._name}: call {first} before apply_action()")
+        check_begun(self._name, "apply_action", self._observation is not None, self._ended)
+        if self._sent:
+            raise RuntimeError(f"{self._name}: call receive() before apply_action()")
         if not self._checked:
             check_action(action, self.num_envs, self.single_action_space)
             check_observation(self._observation, self.num_envs, self.single_observation_space)
@@ -430,7 +435,12 @@ class GymnasiumEnvironment:
 
     def _step(self, action: Tree, rows: Sequence[int]) -> TimeStep:
         """Step the environments in `rows` (R,) with their rows of `action`: `(N, *A)`. Returns R rows."""
-        results, numbers = self._results(action, rows), self._numbers(rows)
+        return self._step_each(action, self._actions.split(action, self.num_envs), rows)
+
+    @ends_episodes
+    def _step_each(self, action: Tree, actions: Sequence[Any], rows: Sequence[int]) -> TimeStep:
+        results, numbers = self._results(actions, rows), self._numbers(rows)
+        self._history.append(action, rows)
         try:
             observations, rewards, terminateds, truncateds, infos = zip(*results, strict=True)
         except (TypeError, ValueError):  # a result does not have five parts
@@ -455,9 +465,10 @@ class GymnasiumEnvironment:
             info={key: wanted_infos(infos, key, missing, numbers) for key, missing in self._info.items()},
         )
 
-    def _results(self, action: Tree, rows: Sequence[int]) -> list[Any]:
+    def _results(self, actions: Sequence[Any], rows: Sequence[int]) -> list[Any]:
         """Return the results of `step` of the environments in `rows`."""
-        actions, results, place = self._actions.split(action, self.num_envs), [], self._place
+        results: list[Any] = []
+        place = self._place
         try:
             for index in rows:
                 place[0], place[1] = index, self._seeds.of(index)
@@ -468,7 +479,6 @@ class GymnasiumEnvironment:
             index = rows[len(results)]
             self._note(error, index, f", step {self._history.steps(index)}")
             raise
-        self._history.append(action, rows)
         return results
 
     def _observed(self, observations: Sequence[Any], rows: Sequence[int]) -> Tree:
@@ -489,11 +499,16 @@ class GymnasiumEnvironment:
         """Return the numbers of the environments in `rows` (R,) for messages."""
         return [self._first + row for row in rows] if self._first else rows
 
+    @ends_episodes
     def _begin(self, seeds: Sequence[int], again: bool = False) -> Tree:
         self._sent = []
         begun = [self._begin_one(index, seed, again) for index, seed in enumerate(seeds)]
-        self._observation = self._observed(begun, range(self.num_envs))
+        self._observation, self._ended = self._observed(begun, range(self.num_envs)), None
         return self._observation
+
+    @ends_episodes
+    def _begin_rows(self, rows: Sequence[int]) -> Tree:
+        return self._observed([self._begin_one(row, self._seeds.advance(row)) for row in rows], rows)
 
     def _begin_where(self, ended_R: np.ndarray[Any, Any], observations: list[Any], rows: Sequence[int]) -> Tree:
         for place in ended_R.nonzero()[0].tolist():

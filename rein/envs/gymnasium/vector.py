@@ -28,7 +28,16 @@ from rein.envs.base.masks import check_masks
 from rein.envs.base.options import Options, ResetOptions, as_keywords
 from rein.envs.base.seeding import UNKNOWN, HostEpisodeSeeds
 from rein.envs.base.spaces import Codec, cast, layout, representation, rounded_bounds, widened
-from rein.envs.base.steps import RESET, STEP, check_parts, missing_values
+from rein.envs.base.steps import (
+    CLOSED,
+    RESET,
+    STEP,
+    check_begun,
+    check_open,
+    check_parts,
+    ends_episodes,
+    missing_values,
+)
 from rein.envs.gymnasium.adapter import as_json, make, name_of
 from rein.envs.gymnasium.async_vector_env import Workers, closed_on_error, starting
 from rein.envs.gymnasium.masks import BatchedMasks, check_has_mask, folded, folded_space, missing_masks, warn_of_mask
@@ -292,9 +301,10 @@ class GymnasiumVectorEnvironment:
         with closed_on_error(self._environment) if made_here else contextlib.nullcontext():
             self._prepare(seed, timeout)
         self._observation: Tree = None  # the current observation; None before a reset
+        self._ended: str | None = None  # the error that ended the episodes, or CLOSED
         self._false_N = np.zeros(self.num_envs, np.bool_)
         self._resets_N = self._false_N  # environments whose next step is a reset; only with NEXT_STEP
-        self._checked, self._closed = False, False
+        self._checked = False
 
     def _prepare(self, seed: int | None, timeout: float | None) -> None:
         """Set the attributes that depend on the source."""
@@ -369,8 +379,13 @@ class GymnasiumVectorEnvironment:
 
     def reset(self, seed: int | None = None) -> Tree:
         """Begin a new episode of every environment, from episode 0 if `seed` is given. Returns the observation."""
+        check_open(self._name, "reset", self._ended)
         if seed is not None:
             self._seeds.restart(seed)
+        return self._begin()
+
+    @ends_episodes
+    def _begin(self) -> Tree:
         seeds, all_N = self._next_seeds(), ~self._false_N
         (_, options), *others = self._groups(all_N)
         observation, info = self._parts("reset", RESET, seed=seeds, **as_keywords(options))
@@ -385,6 +400,7 @@ class GymnasiumVectorEnvironment:
             begun = self._reset_group(chosen_N, seeds if self._takes_seeds else None, options)
             self._observation = _where(chosen_N, begun, self._observation)
         self._check_masks()
+        self._ended = None
         return self._observation
 
     def apply_action(self, action: Tree) -> TimeStep:
@@ -394,7 +410,11 @@ class GymnasiumVectorEnvironment:
         fit its space.
         """
         self._check(action)
-        observation, reward, terminated, truncated, info = self._parts("step", STEP, self._actions.arrays(action))
+        return self._step(self._actions.arrays(action))
+
+    @ends_episodes
+    def _step(self, actions: Any) -> TimeStep:
+        observation, reward, terminated, truncated, info = self._parts("step", STEP, actions)
         valid_N = ~self._resets_N
         terminated_N = self._column("terminated", terminated, _BOOL) & valid_N
         truncated_N = self._column("truncated", truncated, _BOOL) & valid_N
@@ -442,8 +462,8 @@ class GymnasiumVectorEnvironment:
     def close(self) -> None:
         """Close the source. A second call does nothing."""
         self._observation = None
-        if not self._closed:
-            self._closed = True
+        if self._ended is not CLOSED:
+            self._ended = CLOSED
             self._workers.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -479,8 +499,8 @@ class GymnasiumVectorEnvironment:
         return result
 
     def _check(self, action: Tree) -> None:
-        if self._observation is None:
-            raise RuntimeError(f"{self._name}: call reset() before apply_action()")
+        self._workers.check()
+        check_begun(self._name, "apply_action", self._observation is not None, self._ended)
         if not self._checked:
             check_action(action, self.num_envs, self.single_action_space)
             check_observation(self._observation, self.num_envs, self.single_observation_space)

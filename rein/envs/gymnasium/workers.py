@@ -298,9 +298,9 @@ class GymnasiumWorkers:
 
         Raises RuntimeError before the first reset.
         """
+        self._check_usable("reset_where")
         if self._observation is None:
             raise RuntimeError(f"{self._name}: call reset() before reset_where()")
-        self._check_usable("reset_where")
         check_rows_of("reset_where", mask, self.num_envs, torch.bool)
         rows = mask.nonzero().flatten().tolist()
         groups = self._by_worker(rows)
@@ -395,7 +395,7 @@ class GymnasiumWorkers:
         Processes that do not end within 3 seconds are killed, and threads are abandoned; both is logged.
         """
         self._observation = None
-        self._failure = self._failure or "close() was called"
+        self._failure = self._failure or "it is closed"
         self._finished, self._flying[:] = [], False
         self._end()
 
