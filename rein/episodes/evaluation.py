@@ -248,7 +248,7 @@ def _play(
         time_step = step_active(environment, action, active_N)
         check_range(time_step.observation, space, step=steps)
         valid_N = time_step.valid & active_N
-        check_masks(observation, space, environment.single_action_space, valid_N)
+        check_masks(observation, space, environment.single_action_space, valid_N, waits=steps == 0)
         return_N += torch.where(valid_N, time_step.reward.double(), 0.0)
         length_N += valid_N
         lost_N = time_step.truncated & ~time_step.valid & active_N

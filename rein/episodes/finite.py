@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rein.envs.base.masks import MASK_HINT
 from rein.errors import NonFiniteError
 from rein.loop.state import State
+from rein.networks.reserved import ACTION_MASK
 from rein.ops.trees import leaves, map_tree
 from rein.replay.rollout import Rollout
 from rein.types import StepState, TimeStep, Transition, Tree
@@ -179,7 +181,8 @@ def first_nonfinite(path: str, leaf: Tensor, checked_N: Tensor | None = None) ->
     value = float(first[tuple(place)])
     at = f" at {place}" if place else ""
     others = f", also in environment {_listed(rows[1:])}" if len(rows) > 1 else ""
-    return f"{path} of environment {rows[0]} is {value}{at}{others}"
+    hint = f"; {MASK_HINT}" if ACTION_MASK in path.split(".") else ""
+    return f"{path} of environment {rows[0]} is {value}{at}{others}{hint}"
 
 
 def _listed(rows: list[int]) -> str:

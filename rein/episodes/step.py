@@ -80,14 +80,14 @@ def batch_step(
         else:
             observation, action, extras, time_step, seed_N, options = collect()
             known, received = StepState(observation, None, action, extras), time_step
-    if state.clocks.vector_steps == 0:
+    first = state.clocks.vector_steps == 0  # checks that wait for the device
+    if first:
         check_time_step(time_step, environment.num_envs, environment.single_observation_space, finite=False)
     else:
         check_rows(time_step, environment.num_envs)
         check_observed(time_step, environment.single_observation_space, int(state.clocks.vector_steps))
-    check_masks(
-        known.observation, environment.single_observation_space, environment.single_action_space, time_step.valid
-    )
+    spaces = environment.single_observation_space, environment.single_action_space
+    check_masks(known.observation, *spaces, time_step.valid, waits=first)
     concluded = _conclude(state, known, time_step)
     known = _emit(state, concluded, "action_applied", emit) if collect is None else concluded
     transition: Transition = known.transition  # type: ignore[assignment]  # set by _conclude

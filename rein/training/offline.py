@@ -19,12 +19,14 @@ from torch import Tensor
 from rein.agents.base.agent import cast_action
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.envs.base.contract import outside
+from rein.envs.base.masks import MASK_HINT, wrong_values
 from rein.envs.base.spaces import tensor_dtype
 from rein.foreign_names import check_keywords
 from rein.loop import Loop
 from rein.loop.filters import NOT_GIVEN
 from rein.loop.state import State
 from rein.networks.encoder import children, tensors_of
+from rein.networks.reserved import ACTION_MASK
 from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import Store
 from rein.replay.frames import FrameReplay
@@ -147,6 +149,7 @@ def _ranges(replay: Replay, count: int) -> Iterator[tuple[int, int]]:
 
 
 ITERATIONS = 100  # default iterations of an epoch
+_MASKS = [["observation", ACTION_MASK], ["next_observation", ACTION_MASK]]
 ROUNDING = 2.0**-9  # tolerance for actions, relative to the width or bounds of a Box: rounding error of bfloat16
 
 _randomly_seeded: WeakSet[ReplayAgent] = WeakSet()  # agents whose seed was drawn here
@@ -377,11 +380,17 @@ def _check_numbers(agent: ReplayAgent, chunk: Transition, rows: int) -> None:
     if agent.values:
         learned |= {"reward": chunk.reward, "next_observation": chunk.next_observation}
     for name, column in leaves(learned):
-        if column.is_floating_point():
+        wrong_B, problem, advice = None, "not finite", ""
+        if name.split(".")[:2] in _MASKS:
+            if (wrong_BA := wrong_values(column.numpy(force=True))) is not None:
+                wrong_B = torch.from_numpy(wrong_BA.any(1)).to(column.device)
+            problem, advice = "not a mask of 0 and 1", f"{MASK_HINT}; "
+        elif column.is_floating_point():
             wrong_B = ~column.isfinite().flatten(1).all(1) if column.ndim > 1 else ~column.isfinite()
+        if wrong_B is not None:
             if name.startswith("next_observation"):
                 wrong_B &= ~chunk.terminated  # not used after termination
-            _refuse(wrong_B, chunk, rows, name, "not finite")
+            _refuse(wrong_B, chunk, rows, name, problem, advice)
     for name in learned.keys() & {"observation", "next_observation"}:
         for path, part in tensors_of(agent.observation_space):
             value = functools.reduce(operator.getitem, path, learned[name])

@@ -458,3 +458,102 @@ def test_worker_gets_arrays_of_shape_empty() -> None:
     environment = rein.make(Scalar, N, 0, action_mask=True, workers=2)
     rollout(environment, 3)
     environment.close()
+
+
+ADDITIVE = [0.0, -np.inf, 0.0, 0.0]  # allows all actions but one, if it is added to logits
+
+
+class Given(gymnasium.Env[Any, Any]):
+    """Environment whose observations or infos have a given mask, from the second step on if `late` is set."""
+
+    action_space = spaces.Discrete(4)
+
+    def __init__(self, mask: Any, where: str, late: bool) -> None:
+        self.mask, self.where, self.late = mask, where, late
+        position = spaces.Box(0.0, 1.0, (1,))
+        masks = spaces.Box(-np.inf, np.inf, (4,))
+        self.observation_space: Any = position
+        if where == "observation":
+            self.observation_space = spaces.Dict({"position": position, "action_mask": masks})
+
+    def returned(self) -> tuple[Any, dict[str, Any]]:
+        mask = np.ones(4, np.float32) if self.late and self.steps < 2 else np.asarray(self.mask)
+        position = np.zeros(1, np.float32)
+        if self.where == "observation":
+            return {"position": position, "action_mask": mask.astype(np.float32)}, {}
+        return position, {"action_mask": mask}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return self.returned()
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        observation, info = self.returned()
+        return observation, 0.0, False, False, info
+
+
+@pytest.mark.parametrize("kind", ["single", "vector"])
+@pytest.mark.parametrize("where", ["info", "observation"])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("mask", [ADDITIVE, [1, np.nan, 0, 0], [1, -1, 1, 1], [0.5, 0.5, 0, 1]])
+def test_mask_of_other_numbers_than_0_and_1_is_refused(mask: Any, late: bool, where: str, kind: str) -> None:
+    make = functools.partial(Given, mask, where, late)
+    source: Any = make if kind == "single" else SyncVectorEnv([make] * 2)
+    environment = rein.make(source, 2, 0, action_mask=True)
+    if late:
+        environment.reset()
+        environment.apply_action(torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(rein.EnvironmentContractError, match=r"action_mask.*mask == 0"):
+        environment.apply_action(torch.zeros(2, dtype=torch.int64)) if late else environment.reset()
+
+
+def test_masks_of_booleans_and_of_larger_numbers_are_accepted() -> None:
+    for mask in ([True, False, True, True], [2, 0, 1, 3], [1.0, 0.0, 1.0, 1.0]):
+        environment = rein.make(functools.partial(Given, mask, "info", False), 2, 0, action_mask=True)
+        assert environment.reset()[ACTION_MASK].tolist() == [[1, 0, 1, 1]] * 2
+
+
+class Additive(Lists):
+    """Environment of rein whose masks are added to logits."""
+
+    single_observation_space = spaces.Dict(
+        {"observation": spaces.Box(0.0, 1.0, (1,)), "action_mask": spaces.Box(-np.inf, np.inf, (2,))}
+    )
+
+    def observe(self) -> Tree:
+        return {"observation": torch.zeros(2, 1), "action_mask": torch.tensor([[0.0, -torch.inf]] * 2)}
+
+
+def test_mask_of_a_native_environment_is_refused_in_training_and_evaluation() -> None:
+    environment = Additive([], [[True, True]])
+    agent = rein.PPO(environment.single_observation_space, environment.single_action_space, seed=0)
+    with pytest.raises(rein.EnvironmentContractError, match="mask == 0"):
+        rein.train(agent, environment, epochs=1, iterations=2, check_finite=False)
+    for use in (
+        lambda: rein.train(agent, environment, epochs=1, iterations=2),
+        lambda: rein.evaluate(agent, environment, episodes=2),
+    ):
+        with pytest.raises(rein.NonFiniteError, match="mask == 0"):
+            use()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_mask_on_another_device_is_checked_only_if_the_check_may_wait(waits: bool) -> None:
+    class OnDevice(Tensor):
+        """Tensor that counts as one of a device, and allows copies to the host only if `waits` is set."""
+
+        is_cpu = False  # type: ignore[assignment]
+
+        def numpy(self, *, force: bool = False) -> Any:
+            assert force and waits
+            return self.as_subclass(Tensor).numpy()
+
+    observation_space = spaces.Dict({"a": spaces.Box(0.0, 1.0, (1,)), "action_mask": spaces.Box(-9.0, 9.0, (2,))})
+    observation = {"a": torch.zeros(1, 1), "action_mask": torch.tensor([[0.0, -1.0]]).as_subclass(OnDevice)}
+    check = functools.partial(check_masks, observation, observation_space, spaces.Discrete(2), waits=waits)
+    if not waits:
+        check()
+        return
+    with pytest.raises(rein.EnvironmentContractError, match="mask == 0"):
+        check()

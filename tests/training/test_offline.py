@@ -333,6 +333,26 @@ def test_non_finite_values_raise_before_learning(field, value):
     assert fill(learner, [bad]) == 63
 
 
+@pytest.mark.parametrize("value", [-torch.inf, torch.nan, -1.0, 0.5])
+@pytest.mark.parametrize("field", ["observation", "next_observation"])
+def test_masks_of_other_numbers_than_0_and_1_raise(field, value):
+    def masked(column):
+        return {"observation": column, "action_mask": torch.ones(64, 3)}
+
+    found = rows()
+    found = found._replace(
+        observation=masked(found.observation),
+        next_observation=masked(found.next_observation),
+        action=torch.zeros(64, dtype=torch.int64),
+    )
+    space = spaces.Dict({"observation": BOX, "action_mask": spaces.Box(-np.inf, np.inf, (3,))})
+    learner = DQN(space, spaces.Discrete(3), seed=0, **SMALL)
+    assert fill(learner, [found]) == 64
+    getattr(found, field)["action_mask"][7, 1] = value
+    with pytest.raises(ValueError, match=rf"{field}.action_mask is not a mask of 0 and 1.*number 7.*mask == 0"):
+        fill(learner, [found])
+
+
 def test_unused_values_may_be_nan():
     found = map_tree(torch.clone, rows(ends=(5,)))
     found.next_observation[5] = torch.nan  # after termination

@@ -1,4 +1,4 @@
-"""Check that action masks in observations allow an action.
+"""Check that action masks have whole numbers from 0, and that those in observations allow an action.
 
 Shapes: R environments, A choices of all integers of an action, K integers, E environments without a valid action.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from gymnasium import spaces
@@ -20,7 +20,12 @@ from rein.networks.heads import choices, is_continuous
 from rein.networks.reserved import ACTION_MASK, entry
 from rein.types import Tree
 
-_Place = tuple[tuple[str, ...], np.ndarray[Any, Any]]  # path of a mask, and where the choices of each integer begin
+MASK_HINT = (
+    "a mask has 1 for each valid action and 0 for the others; if it is added to logits (0 and -inf), give `mask == 0`"
+)
+
+# path of a mask, where the choices of each integer begin, and whether its space allows other numbers than 0 and 1
+_Place = tuple[tuple[str, ...], np.ndarray[Any, Any], bool]
 
 _known: dict[tuple[int, int], tuple[Any, Any, list[_Place]]] = {}  # by id: spaces are not hashable
 
@@ -31,39 +36,61 @@ def check_masks(
     action_space: spaces.Space[Any],
     must_act: Tensor | np.ndarray[Any, Any] | None = None,
     rows: Sequence[int] | None = None,
+    *,
+    waits: bool = False,
 ) -> None:
-    """Check that every environment has a valid action, if observations have the entry `action_mask`.
+    """Check masks and that every environment has a valid action, if observations have the entry `action_mask`.
 
-    Each integer of a MultiDiscrete and each part of a Dict or Tuple needs a valid choice. Masks on another device than
-    the host are skipped, because reading them would wait for the device.
+    Each integer of a MultiDiscrete and each part of a Dict or Tuple needs a valid choice.
 
     Args:
         observation: `(R, *O)`.
         observation_space: space of one observation.
         action_space: space of one action.
-        must_act: (R,) bool, rows to check. By default all rows.
+        must_act: (R,) bool, rows that need a valid action. By default all rows.
         rows: (R,) environment indices of the rows. By default the row numbers.
+        waits: check masks on another device than the host, too, and wait for the device.
 
     Raises:
-        EnvironmentContractError: with the index of the first environment without a valid action.
+        EnvironmentContractError: with the index of the first environment with a wrong mask or without a valid action.
     """
     if not isinstance(observation, dict) or ACTION_MASK not in observation:
         return
-    for path, start_K in _places(observation_space, action_space):
+    for path, start_K, is_open in _places(observation_space, action_space):
         mask: Any = functools.reduce(operator.getitem, path, observation)
-        if not mask.is_cpu:
+        if not mask.is_cpu and not waits:
             return
-        mask_RA = mask.numpy()
+        mask_RA, field = mask.numpy(force=waits), f"observation.{'.'.join(path)}, environment"
+        if is_open and (wrong_RA := wrong_values(mask_RA)) is not None:
+            row = int(np.argwhere(wrong_RA)[0, 0])
+            refuse_mask(f"{field} {row if rows is None else rows[row]}", mask_RA[row].tolist())
         some_R = mask_RA.any(1) if len(start_K) == 1 else np.logical_or.reduceat(mask_RA, start_K, axis=1).all(1)
         if some_R.all():
             continue
+        if waits and isinstance(must_act, Tensor):
+            must_act = must_act.numpy(force=True)
         row_E = np.flatnonzero(~some_R if must_act is None else ~some_R & np.asarray(must_act))
         if len(row_E):
             row = int(row_E[0])
             raise EnvironmentContractError(
-                f"observation.{'.'.join(path)}, environment {row if rows is None else rows[row]}: expected a valid"
-                f" action until the episode ends, got {mask_RA[row].tolist()}"
+                f"{field} {row if rows is None else rows[row]}: expected a valid action until the episode ends, got"
+                f" {mask_RA[row].tolist()}"
             )
+
+
+def wrong_values(mask: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """Return which values of a mask are negative, fractional or not finite; None if there are none."""
+    if mask.dtype.kind in "bu":
+        return None
+    wrong = mask < 0
+    if mask.dtype.kind == "f":
+        wrong |= ~np.isfinite(mask) | (mask != np.trunc(mask))
+    return wrong if wrong.any() else None
+
+
+def refuse_mask(who: str, mask: Any) -> NoReturn:
+    """Raise EnvironmentContractError for a mask with wrong values."""
+    raise EnvironmentContractError(f"{who}: expected an action mask of 0 and 1, got {mask!r:.200}; {MASK_HINT}")
 
 
 def _places(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> list[_Place]:
@@ -81,6 +108,6 @@ def _places(observation_space: spaces.Space[Any], action_space: spaces.Space[Any
 def _find(mask: spaces.Space[Any], action: spaces.Space[Any], path: tuple[str, ...]) -> Iterator[_Place]:
     inner, actions = children(mask), children(action)
     if inner is None and actions is None and not is_continuous(action):
-        yield path, np.cumsum([0, *choices(action)[0][:-1]])
+        yield path, np.cumsum([0, *choices(action)[0][:-1]]), not isinstance(mask, spaces.MultiBinary)
     for name in (inner or {}).keys() & (actions or {}).keys():
         yield from _find(inner[name], actions[name], (*path, name))  # type: ignore[index]  # both have the name

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from rein.envs.base.masks import refuse_mask, wrong_values
 from rein.envs.base.spaces import Codec
 from rein.errors import EnvironmentContractError
 from rein.networks.encoder import children
@@ -100,7 +101,10 @@ def as_mask(space: spaces.Space[Any], mask: Any, who: str) -> Any:
         except ValueError:  # an empty list, or parts of different shapes
             flat = np.array(None)
         if _is_mask(flat, space.shape):
-            return (flat != 0).astype(np.int8)
+            allowed = (flat != 0).astype(np.int8)
+            if allowed.tobytes() != flat.tobytes() and wrong_values(flat) is not None:
+                refuse_mask(who, mask)
+            return allowed
     raise EnvironmentContractError(f"{who}: expected an action mask of {space}, got {mask!r:.200}")
 
 
@@ -169,8 +173,11 @@ class BatchedMasks:
         """Return masks (N, A) as tensors, or a dictionary of them."""
         value, given_N = info.get(ACTION_MASK), info.get(f"_{ACTION_MASK}")
         if isinstance(value, np.ndarray) and _is_mask(value, (self._num_envs, *(self.space.shape or ()))):
-            allowed_NA = value != 0 if given_N is None else (value != 0) | ~np.asarray(given_N, np.bool_)[:, None]
-            return torch.from_numpy(allowed_NA.astype(np.int8))
+            missing_N1 = np.False_ if given_N is None else ~np.asarray(given_N, np.bool_)[:, None]
+            if (wrong_NA := wrong_values(np.where(missing_N1, value.dtype.type(0), value))) is not None:
+                row = int(np.argwhere(wrong_NA)[0, 0])
+                refuse_mask(f"{self._name}: info.{ACTION_MASK}, row {row}", value[row])
+            return torch.from_numpy(((value != 0) | missing_N1).astype(np.int8))
         rows = [self._row(info, ACTION_MASK, row) for row in range(self._num_envs)]
         who = f"{self._name}: info.{ACTION_MASK}"
         return self._codec.stack([as_mask(self.space, mask, f"{who}, row {n}") for n, mask in enumerate(rows)])
