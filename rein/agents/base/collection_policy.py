@@ -68,7 +68,7 @@ class CollectionPolicy:
             acting.carry = self._carry[rows]
         if self._noise is not None:
             self._noise.rows = rows
-        if self._epsilon is None:
+        if self._epsilon is None or acting.env_steps < getattr(acting, "learning_starts", 0):
             action, extras = acting.select_action(observation)
         else:
             action, extras = acting.act(observation, self._epsilon[rows]), {}

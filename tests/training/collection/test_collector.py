@@ -245,3 +245,18 @@ class _NotAnAgent:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._agent, name)
+
+
+@pytest.mark.parametrize("kind", [rein.DQN, rein.RecurrentDQN])
+def test_actions_before_learning_starts_are_uniform_whatever_epsilon_is(kind: Any) -> None:
+    env = Shuffled("CartPole-v1", 4, seed=1)
+    agent = kind(env, learning_starts=100_000, hidden=(8,), seed=0)
+    loop = rein.training_loop(agent, env, collection=rein.Asynchronous(epsilon=[0.0] * 4))
+    chosen = torch.zeros(4)
+
+    @loop.observation_recorded
+    def count(state: State) -> None:
+        chosen.add_(state.step_state.transition.action)
+
+    loop.run(epochs=1, iterations=200)
+    assert ((chosen > 70) & (chosen < 130)).all()  # 100 are expected, with a standard deviation of 7
