@@ -321,8 +321,15 @@ def collect_with(loop: Loop, collector: Collector | RayCollector) -> None:
     def pause(state: State) -> None:
         collector.pause()
 
-    for event in (loop.epoch_ended, loop.completed, loop.halted, loop.failed):
+    for event in (loop.epoch_ended, loop.completed, loop.halted):
         event.wire(pause)
+
+    @loop.failed.wire
+    def pause_after_failure(state: State) -> None:
+        try:
+            collector.pause()
+        except Exception:  # the other handlers of `failed` must run, and the run has failed with another error
+            logger.exception("an environment failed after the run")
 
 
 def halt_when_all_ended(loop: Loop) -> None:

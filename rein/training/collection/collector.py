@@ -5,10 +5,11 @@ Shapes: N environments, R of them.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -130,14 +131,11 @@ class Collector:
 
     def next_row(self) -> Collected:
         """Wait until every environment has made its next step, and return the steps as one row."""
-        if self._asynchronous is None:
-            self._limit = self._delivered + min(self._options.ahead, _rows_left(self._agent))
-            if self._agent.updates != self._version:
-                self._refresh()
-            while not self._complete():
-                self._advance(None)
-        else:
-            self._wait(self._asynchronous)
+        with self._failing():
+            if self._asynchronous is None:
+                self._collect()
+            else:
+                self._wait(self._asynchronous)
         place = self._delivered % len(self._versions)
         used = self._versions[place]
         self.staleness = self._agent.updates - sum(used) / self.num_envs
@@ -151,15 +149,16 @@ class Collector:
         return Collected(**fields, seed=seed_N, options=options)
 
     def pause(self) -> None:
-        """Wait until no environment steps. Rows that were not handed over are kept."""
+        """Wait until no environment steps, unless one has failed. Rows that were not handed over are kept."""
         if self._thread is not None:
             with self._changed:
                 self._stopping = True
                 self._changed.notify_all()
             self._thread.join()
             self._thread = None
-        while self._in_flight() and self._error is None:
-            self._receive(None)
+        with self._failing():
+            while self._in_flight() and self._error is None:
+                self._receive(None)
 
     def state_dict(self) -> dict[str, Any]:
         """Pause, so that the state of the environments can be read. Rows that were not handed over are not saved."""
@@ -185,21 +184,28 @@ class Collector:
             self._policy.refresh()
             self._version = self._agent.updates
 
+    def _collect(self) -> None:
+        """Step environments until a row is complete."""
+        self._limit = self._delivered + min(self._options.ahead, _rows_left(self._agent))
+        if self._agent.updates != self._version:
+            self._refresh()
+        while not self._complete():
+            self._advance(None)
+
     def _wait(self, options: Asynchronous) -> None:
         """Refresh the parameters of the policy if an update is due, and wait for the thread to complete a row."""
         if self._agent.updates - self._version >= options.refresh:
             self._refresh()
         with self._changed:
             self._limit = self._delivered + options.ahead
-            if self._thread is None:
+            if self._thread is None and self._error is None:
                 self._stopping = False
                 self._thread = threading.Thread(target=self._run, name="rein-collector", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._complete() or self._error is not None)
         if not self._complete() and self._error is not None:
-            self._thread.join()
-            self._thread = None
+            self.pause()
             raise self._error
 
     def _run(self) -> None:
@@ -215,6 +221,15 @@ class Collector:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Context after whose errors the environments must be reset. Until then, `pause` does not wait for them."""
+        try:
+            yield
+        except BaseException as error:  # raised again
+            self._error, self.awaits_reset = error, True
+            raise
 
     def _complete(self) -> bool:
         return min(self._received) > self._delivered

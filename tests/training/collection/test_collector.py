@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 import rein
 from rein.agents.base.exploration import OrnsteinUhlenbeck
@@ -245,6 +249,83 @@ class _NotAnAgent:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._agent, name)
+
+
+class Overheats(gymnasium.Env[Any, Any]):
+    """Observes nothing; its process ends, or it raises an error, in the step `limit` of an episode."""
+
+    observation_space, action_space = spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2)
+
+    def __init__(self, dies: bool, limit: int = 30) -> None:
+        self.dies, self.limit = dies, limit
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.left = self.limit
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        if not self.left and self.dies:
+            os._exit(3)
+        if not self.left:
+            raise ZeroDivisionError("the motor is hot")
+        return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.default_cases("first come-error", "first come-plain", "first come-death", "asynchronous-error")
+@pytest.mark.parametrize("failure", ["error", "death", "plain"])
+@pytest.mark.parametrize("collection", COLLECTIONS)
+def test_handlers_of_failed_run_after_an_environment_has_failed(collection: str, failure: str, tmp_path: Path) -> None:
+    workers = {} if failure == "plain" else {"workers": 2}
+    env = rein.make(functools.partial(Overheats, failure == "death"), 4, seed=0, **workers)
+    agent = rein.A2C(env, hidden=(8,), rollout_steps=4, seed=0)
+    loop = rein.training_loop(agent, env, tmp_path / "run", iterations=8, collection=COLLECTIONS[collection])
+    called, error = [], rein.WorkerDied if failure == "death" else ZeroDivisionError
+    loop.failed(lambda state: called.append(state.epoch))
+    with pytest.raises(error) as caught:
+        loop.run(epochs=9)
+    env.close()
+    assert called
+    run = rein.open_run(tmp_path / "run")
+    assert len(run.epochs["number"]) == called[0] - 1 > 0
+    (summary,) = rein.list_runs(tmp_path)
+    assert (summary.status, summary.note) == ("failed", f"{error.__name__}: {caught.value}")
+
+
+def test_handlers_of_failed_run_if_an_environment_fails_after_another_error() -> None:
+    class Breaks(Shuffled):
+        is_broken = False
+
+        def receive(self, timeout: float | None = None) -> Any:
+            if self.is_broken:
+                raise RuntimeError("the motor is hot")
+            return super().receive(timeout)
+
+    env = Breaks("CartPole-v1", 4, seed=1)
+    loop = rein.training_loop(AGENTS["DQN"](env, hidden=(8,)), env, collection=rein.FirstCome())
+    called: list[str] = []
+    loop.failed(lambda state: called.append(state.status))
+
+    @loop.observation_recorded
+    def fail(state: State) -> None:
+        if loop.parts["collection"]._in_flight():
+            env.is_broken = True
+            raise LookupError("the log is full")
+
+    with pytest.raises(LookupError, match="the log is full"):
+        loop.run(epochs=1)
+    assert called == ["failed"]
+
+
+def test_run_after_a_failed_environment_begins_new_episodes() -> None:
+    env = rein.make(functools.partial(Overheats, False), 4, seed=0)
+    loop = rein.training_loop(rein.A2C(env, hidden=(8,), seed=0), env, iterations=20, collection=rein.FirstCome())
+    with pytest.raises(ZeroDivisionError):
+        loop.run(epochs=2)
+    state = loop.run(epochs=2)
+    assert state.status == "completed"
+    assert state.epoch == 2
 
 
 @pytest.mark.parametrize("kind", [rein.DQN, rein.RecurrentDQN])
