@@ -50,6 +50,8 @@ def make(
     if isinstance(env, VectorEnv):
         return GymnasiumVectorEnvironment(env, num_envs, seed, **options)
     num_envs = 1 if num_envs is None else num_envs
+    if mode not in (None, "processes", "threads", "sync"):
+        raise ValueError(f"mode={mode!r}: give 'processes', 'threads' or 'sync'")
     if workers is None and mode not in (None, "sync"):
         raise ValueError(f"mode={mode!r}: give workers= as well, the number of workers")
     if mode == "sync":

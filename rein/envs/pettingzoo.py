@@ -604,10 +604,10 @@ def _common(name: str, what: str, all_spaces: Sequence[spaces.Space[Any]]) -> sp
         parts: Any = [space.spaces for space in all_spaces]  # type: ignore[attr-defined]  # they are Dict
         if all(part.keys() == parts[0].keys() for part in parts):
             return spaces.Dict({key: _common(name, what, [part[key] for part in parts]) for key in parts[0]})
-    raise TypeError(
-        f"{name}: the {what} spaces of the agents differ: {', '.join(map(str, all_spaces))}; spaces of different sizes "
-        "must all be Discrete or Box vectors"
-    )
+    advice = "spaces of different sizes must all be Discrete or Box vectors"
+    if all(isinstance(space, spaces.Discrete) for space in all_spaces):
+        advice = "Discrete spaces of different sizes must start at 0"
+    raise TypeError(f"{name}: the {what} spaces of the agents differ: {', '.join(map(str, all_spaces))}; {advice}")
 
 
 def _with_id(name: str, all_spaces: Sequence[spaces.Space[Any]]) -> list[spaces.Space[Any]]:

@@ -94,8 +94,14 @@ def make(source: Source, make_kwargs: Mapping[str, Any], by_id: Callable[..., An
 
 
 def _check_made(source: Source, made: Any) -> None:
-    """Raise TypeError if a factory returned an object that is not a Gymnasium environment."""
-    if not all(hasattr(made, name) for name in ("step", "reset", "observation_space", "action_space")):
+    """Raise TypeError if a factory returned an object that is not a Gymnasium environment, or lacks a space."""
+    missing = [name for name in ("step", "reset", "observation_space", "action_space") if not hasattr(made, name)]
+    if missing and isinstance(made, gymnasium.Env):
+        raise TypeError(
+            f"{name_of(source)} returned an environment without {' and '.join(missing)}; set it in the class or in"
+            " __init__, such as self.action_space = gymnasium.spaces.Discrete(2)"
+        )
+    if missing:
         what = repr(made) if made is None or isinstance(made, str) else f"a {type(made).__name__}"
         hint = "; it is already an environment of rein, so use it directly" if hasattr(made, "apply_action") else ""
         raise TypeError(f"{name_of(source)} returned {what}, and must return a gymnasium.Env{hint}")
@@ -107,6 +113,15 @@ def _explain_keyword(source: Source, make_kwargs: Mapping[str, Any], error: Type
         ours = next(iter(OPTIONS.get(name, ())), "")
         if ours in ("num_envs", "seed", "action_mask") and f"'{name}'" in str(error):
             raise TypeError(f"{name_of(source)}: there is no option {name}; use {ours}") from error
+
+
+def _explain_reset(name: str, error: Exception) -> None:
+    """Raise TypeError with instructions if `reset` takes no seed or no options, as in Gym before version 0.26."""
+    if isinstance(error, TypeError) and "reset() got an unexpected keyword argument" in str(error):
+        raise TypeError(
+            f"{name}: {error}. Define `def reset(self, *, seed=None, options=None)`, call `super().reset(seed=seed)`"
+            " first, draw random numbers from `self.np_random`, and return `observation, {}`"
+        ) from error
 
 
 def name_of(source: Source) -> str:
@@ -524,6 +539,7 @@ class GymnasiumEnvironment:
             result = self._envs[index].reset(seed=seed, **as_keywords(options))
         except Exception as error:  # re-raised with a note
             self._note(error, index, ", in its reset")
+            _explain_reset(self._name, error)
             raise
         check_parts(f"environment {self._first + index} of {self._name}", "reset", result, RESET)
         if self._warns:
