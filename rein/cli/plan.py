@@ -81,7 +81,9 @@ def plan(
     _check(name, options, own)
     if options.get("learners", 1) != 1 and "--stop-when-solved" not in given and "stop_when_solved" in own:
         options["stop_when_solved"] = False  # the mean of all learners does not tell whether one is solved
-    each = values_of_learners(params, function, options, lambda more: plan(name, more), file) if params else {}
+    if not params:
+        return Plan(name, function, options, given)
+    each = values_of_learners(params, function, options, lambda more: plan(name, more), flags, file)
     return Plan(name, function, options, given, params, each)
 
 

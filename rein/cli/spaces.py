@@ -33,6 +33,7 @@ class Space:
     high: float = 0.0
     log: bool = False
     choices: tuple[str, ...] = ()
+    values: tuple[Any, ...] = attrs.field(default=(), eq=False)  # the choices, parsed
 
     def suggest(self, trial: Any) -> Any:
         """Return the value of a trial of Optuna; a trial that has one keeps it."""
@@ -42,9 +43,9 @@ class Space:
         return suggest(self.name, self.low, self.high, log=self.log)
 
     def spread(self, count: int) -> list[Any]:
-        """Return evenly spaced values. Choices are texts, and are repeated."""
+        """Return evenly spaced values. Choices are repeated."""
         if self.kind == "choice":
-            return [self.choices[number % len(self.choices)] for number in range(count)]
+            return [self.values[number % len(self.values)] for number in range(count)]
         values = (np.geomspace if self.log else np.linspace)(self.low, self.high, count).tolist()
         return [round(value) for value in values] if self.kind == "int" else values
 
@@ -65,9 +66,17 @@ def space_of(text: str, options: set[str], check: Callable[[list[str]], Plan]) -
             raise ValueError(f"--param {text}: expected two numbers{above}, the lower one first")
         return Space(name, values, "int" if all(isinstance(end, int) for end in ends) else "float", low, high, log)
     choices = tuple(values.split("|"))
-    for choice in choices:
-        check(words_of({name: choice}))
-    return Space(name, values, "choice", choices=choices)
+    typed = tuple(check(words_of({name: choice})).options[name] for choice in choices)
+    return Space(name, values, "choice", choices=choices, values=typed)
+
+
+def refuse_twice(spaces: Sequence[Space], flags: Sequence[str], file: str | None = None) -> None:
+    """Raise ValueError if an option of `spaces`, perhaps from a file, is that of another space or one of the flags."""
+    names, where = [space.name for space in spaces], "" if file is None else f" in {file}"
+    for name in names:
+        if names.count(name) > 1 or not {written(name, True), written(f"no_{name}", True)}.isdisjoint(flags):
+            advice = "give either its values or a single value"
+            raise ValueError(f"--param {name}{where}: the option is given twice; {advice}")
 
 
 def values_of_learners(
@@ -75,6 +84,7 @@ def values_of_learners(
     function: Callable[..., Any],
     options: Mapping[str, Any],
     check: Callable[[list[str]], Plan],
+    flags: Sequence[str] = (),
     file: str | None = None,
 ) -> dict[str, list[Any]]:
     """Return the value of each learner for the options that `--param TEXT ...` gives.
@@ -87,25 +97,22 @@ def values_of_learners(
         function: recipe.
         options: its options.
         check: function that parses options of the recipe.
+        flags: other options on the command line.
         file: file that contains the texts. Its values are not trusted.
     """
     learners, each = options.get("learners", 1), dict[str, list[Any]]()
     differ = getattr(function, "per_learner", ())
-    for index, text in enumerate(texts):
-        if not isinstance(learners, int) or learners < 2:
-            raise ValueError(f"--param {text}: give the number of learners, such as --learners 16")
-        space = space_of(text, {*options}, check)
+    if not isinstance(learners, int) or learners < 2:
+        raise ValueError(f"--param {texts[0]}: give the number of learners, such as --learners 16")
+    spaces = [space_of(text, {*options}, check) for text in texts]
+    refuse_twice(spaces, flags, file)
+    for index, space in enumerate(spaces):
         if space.name not in differ:
             raise ValueError(
                 f"--param {space.name}: all learners have the same value; the options that can differ are "
                 f"{', '.join(sorted(differ)) or 'those of a function with @recipe'}"
             )
-        if space.name in each:
-            raise ValueError(f"--param {space.name}: the option is given twice")
         values = space.spread(learners)
-        if space.kind == "choice":
-            typed = {choice: check(words_of({space.name: choice})).options[space.name] for choice in space.choices}
-            values = [typed[choice] for choice in values]
         if file is not None:
             for value in values:
                 check_options({space.name: value if isinstance(value, int | float) else str(value)}, file)

@@ -26,8 +26,7 @@ from rein.cli.output import say
 from rein.cli.plan import Plan, flags_of, plan, take, take_all, usual_folder
 from rein.cli.processes import Display, Job, error_of, jobs_of, limit_of, run_jobs
 from rein.cli.recipes import Recipe, recipe_names
-from rein.cli.spaces import EXAMPLES, Space, space_of, words_of
-from rein.foreign_names import written
+from rein.cli.spaces import EXAMPLES, Space, refuse_twice, space_of, words_of
 from rein.ops.random import stream_seed
 from rein.store.format.sealed import write_whole
 from rein.store.lock import keep_stores_out
@@ -253,10 +252,7 @@ def sweep_of(words: Sequence[str]) -> Sweep:
         return plan(name, [*rest, *more], before, "sweep")
 
     spaces = [space_of(text, {*planned.own} - {"store"}, check) for text in texts]
-    names = [space.name for space in spaces]
-    for option in names:
-        if names.count(option) > 1 or written(option, True) in flags_of(rest):
-            raise ValueError(f"--param {option}: the option is given twice")
+    refuse_twice(spaces, flags_of(rest))
     return Sweep(planned, before, rest, spaces, folder)
 
 

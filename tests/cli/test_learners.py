@@ -60,6 +60,8 @@ def test_values_of_further_options_are_in_random_order() -> None:
         (["--learners", "4", "--param", "hidden=[8]|[16]"], "hidden"),
         (["--learners", "4", "--param", "seed=1..4"], "seed"),
         (["--learners", "4", "--param", "clip=0.1|0.2", "--param", "clip=0.1..0.2"], "twice"),
+        (["--learners", "4", "--param", "clip=0.1..0.2", "--clip", "0.1"], "twice"),
+        (["--learners", "4", "--param", "normalize_advantage=true|false", "--no-normalize-advantage"], "twice"),
         (["--learners", "0"], "learners"),
     ],
 )
@@ -73,6 +75,13 @@ def test_mistake_is_explained(words: list[str], word: str, tmp_path: Path, capsy
 def test_values_from_a_file_are_checked(param: Any) -> None:
     with pytest.raises(ValueError, match=r"param|activation|clip"):
         plan("cartpole", [], Recipe("cartpole", {"learners": 2, "param": param}))
+
+
+def test_value_for_an_option_that_differs_in_the_file_raises() -> None:
+    before = Recipe("cartpole", {"learners": 2, "param": ["clip=0.1..0.3"], "clip": 0.2}, ["--clip"])
+    assert plan("cartpole", [], before).each == {"clip": [0.1, 0.3]}
+    with pytest.raises(ValueError, match=r"clip in run\.json: .* twice"):
+        plan("cartpole", ["--clip", "0.2"], before)
 
 
 def test_population_run_resumes_with_its_values(tmp_path: Path, capsys: Any) -> None:
