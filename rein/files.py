@@ -89,6 +89,18 @@ def decode_json(text: bytes | str, **options: Any) -> Any:
     raise ValueError(too_deep)
 
 
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents if they do not exist. Raises StoreError for a link without a target."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        for folder in (path, *path.parents):
+            if folder.is_symlink() and not folder.exists():
+                target = os.readlink(folder)
+                raise StoreError(f"{folder}: is a symbolic link to {target}, which does not exist") from None
+        raise
+
+
 def inside(folder: Path, *names: str) -> Path:
     """Return the path of a file or folder of a run: `inside(run, "checkpoints", "best")`.
 

@@ -17,6 +17,7 @@ from rein.cli.output import say
 from rein.cli.plan import Plan, flags_of, free, plan, take, usual_folder
 from rein.cli.processes import METRICS, Display, Job, error_of, jobs_of, limit_of, run_jobs
 from rein.cli.recipes import Recipe
+from rein.files import make_folder
 from rein.ops.random import generator
 from rein.ops.statistics import bootstrap_interval, interquartile_mean
 from rein.store.format.sealed import write_whole
@@ -42,7 +43,7 @@ def train_seeds(name: str, words: Sequence[str], before: Recipe | None, origin: 
     for flag in ("--seeds", "--jobs", "--run"):
         take(rest, flag)
     rest = [word for word in rest if word not in ("--quiet", "--resume")]
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with keep_stores_out(folder):
         write_whole(folder / FILE, config_of(planned.recipe))
         again = ["--config", str(folder / FILE)] if before is not None else []

@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from rein.errors import CheckpointError, StoreError
-from rein.files import absolute, inside
+from rein.files import absolute, inside, make_folder
 from rein.loop import Loop
 from rein.ops.trees import leaves
 from rein.store.checkpoint_file import (
@@ -169,7 +169,7 @@ class Checkpoints:
     def _writer(self) -> Writer:
         if not self._writers:
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
+                make_folder(self.folder)
                 for folder in (self.folder.parent, self.folder):
                     sync_folder(folder)
             except OSError as error:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from rein.errors import StoreError
-from rein.files import absolute, inside, is_regular, open_file
+from rein.files import absolute, inside, is_regular, make_folder, open_file
 from rein.ops.trees import leaves
 from rein.store.checkpoint_file import look, read_checkpoint
 from rein.store.checkpoint_folder import FOLDER as CHECKPOINTS
@@ -65,7 +65,7 @@ def compact(run: str | Path, new: str | Path, max_bytes: int = MAX_BYTES, max_ep
     temporary = new.with_name(f".{new.name}.tmp-{os.getpid()}")
     try:
         shutil.rmtree(temporary, ignore_errors=True)  # left by a dead process with the same pid
-        temporary.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(temporary.parent)
         with keep_stores_out(run):
             done = _copy_run(run, temporary, max_bytes, max_epochs)
         if new.is_dir():

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rein.errors import StoreError
-from rein.files import LARGEST, inside, read_file
+from rein.files import LARGEST, inside, make_folder, read_file
 from rein.store.format.sealed import reason_of, remove_leftovers, sync_folder, write_whole
 from rein.store.format.trajectory_writer import Part
 from rein.store.selection import kept_by, parts_of
@@ -76,7 +76,7 @@ def claim(path: Path, exist: str) -> Path:
         if exist == "error" and path.exists() and not (path.is_dir() and not any(path.iterdir())):
             raise StoreError(f"{path}: exists; exist='resume' continues the run, exist='new' takes the next free name")
         folder = _make_fresh(path) if exist == "new" else path
-        inside(folder, TRAJECTORIES).mkdir(parents=True, exist_ok=True)
+        make_folder(inside(folder, TRAJECTORIES))
         for changed in (folder.parent, folder):
             sync_folder(changed)
         aside = [path for path in inside(folder, ASIDE).glob("*") if not path.is_symlink()]
@@ -197,7 +197,7 @@ def _order(path: Path) -> tuple[int, int, int]:
 
 def _make_fresh(path: Path) -> Path:
     """Create the first of the folders `path`, `path-2`, `path-3`, ... that does not exist."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     names = itertools.chain([path.name], (f"{path.name}-{number}" for number in itertools.count(2)))
     while True:
         candidate = path.with_name(next(names))

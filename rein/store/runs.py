@@ -106,7 +106,7 @@ def _folders(folder: Path) -> Iterator[Path]:
 def _natural(path: Path) -> list[Any]:
     """Return a key that sorts `seed-2` before `seed-10`."""
     return [
-        [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name)] for name in path.parts
+        [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)] for name in path.parts
     ]
 
 

@@ -126,6 +126,15 @@ def test_mistake_is_explained_in_one_line(work_folder, capsys, words, keyword):
     assert not Path("runs").exists()
 
 
+@pytest.mark.parametrize("run", ["link", "link/run"])
+def test_link_without_a_target_is_named(work_folder, capsys, run):
+    (work_folder / "link").symlink_to("missing")
+    for words in (["--seeds", "0-1"], []):
+        with pytest.raises(SystemExit, match="1"):
+            main([*TRAIN, *words, "--run", run])
+        assert "link: is a symbolic link to missing" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_interrupted_seeds_are_saved_and_continue(tmp_path):
     command = [sys.executable, "-m", "rein", "train", "gridworld", "--num-envs", "8", "--no-stop-when-solved"]

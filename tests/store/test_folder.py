@@ -37,6 +37,14 @@ def test_folder_that_cannot_be_created_raises(tmp_path):
         HDF5Store(tmp_path / "file" / "run")
 
 
+@pytest.mark.parametrize("below", ["", "run"])
+@pytest.mark.parametrize("exist", ["error", "resume"])
+def test_link_without_a_target_is_named(tmp_path, below, exist):
+    (tmp_path / "link").symlink_to(tmp_path / "missing")
+    with pytest.raises(StoreError, match=r"link: is a symbolic link to .*missing, which does not exist"):
+        HDF5Store(tmp_path / "link" / below, exist)
+
+
 def test_exist_new_uses_the_next_free_name(tmp_path, caplog):
     paths = []
     with caplog.at_level(logging.WARNING):

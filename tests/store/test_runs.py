@@ -55,6 +55,15 @@ def test_status_and_reason_of_a_run_that_ended(tmp_path: Path, attach: Any, expe
     assert status_of(tmp_path) == expected
 
 
+def test_folders_with_unusual_digits_are_listed(tmp_path: Path) -> None:
+    for name in ("10", "²", "2", "٣", "a²"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+    names = [run.path.name for run in rein.list_runs(tmp_path)]
+    assert sorted(names) == sorted(["2", "10", "²", "٣", "a²"])
+    assert names.index("2") < names.index("10")
+
+
 def test_failed_run_has_its_exception(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         train(tmp_path, lambda loop: loop.epoch_ended(once=2)(fail))

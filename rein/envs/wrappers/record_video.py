@@ -17,7 +17,7 @@ from torch import Tensor
 from rein.envs.base.contract import agents_per_world
 from rein.envs.base.video import Video, as_frame, frames_per_second, imageio
 from rein.envs.wrappers.base import Wrapper, require, unwrapped, where_inside
-from rein.files import absolute
+from rein.files import absolute, make_folder
 from rein.protocols import Environment
 from rein.types import TimeStep, Tree
 
@@ -115,7 +115,7 @@ class RecordVideo(Wrapper):
             video.finish(_free(video.path))
 
     def _opened(self) -> Video:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         return Video(self.folder / f"episode-{self._episodes + 1:06d}.mp4", self.fps)
 
 
