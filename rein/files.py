@@ -27,9 +27,15 @@ def short(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
+def followed(path: Path) -> Path:
+    """Return the target of a link to a file that the user has named, and any other path as it is."""
+    return path.resolve() if path.is_symlink() and path.is_file() else path
+
+
 LARGEST = 64 << 30  # maximum bytes of any file
 TEXT = 1 << 30  # maximum bytes of a text file, which is read as a whole
 _JSON = 16 << 20  # maximum bytes of a JSON file
+_VALUES = 2_000_000  # maximum number of values in a JSON text, which take up to 250 bytes of memory each
 _DEEPEST = 100  # maximum nesting of JSON, so that recursive functions stay far below Python's limit
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # Windows has neither
 
@@ -74,19 +80,32 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def decode_json(text: bytes | str, **options: Any) -> Any:
-    """Parse untrusted JSON. `options` are those of `json.loads`. Raises ValueError, also for deeply nested JSON."""
-    too_deep = f"the JSON is nested more than {_DEEPEST} levels deep"
+    """Parse untrusted JSON. `options` are those of `json.loads`. Raises ValueError, also for too large or deep JSON."""
+    text = text if isinstance(text, str) else text.decode()
+    check_values(text)
     try:
         found = json.loads(text, **options)
     except RecursionError:
-        raise ValueError(too_deep) from None
+        raise ValueError(f"it is nested more than {_DEEPEST} levels deep") from None
+    check_depth(found, _DEEPEST)
+    return found
+
+
+def check_values(text: str) -> None:
+    """Raise ValueError if JSON has too many values to be read. Characters in strings may count as values."""
+    if (count := sum(map(text.count, ",[{"))) > _VALUES:
+        raise ValueError(f"it has {count:,} values; at most {_VALUES:,} are allowed")
+
+
+def check_depth(found: Any, deepest: int) -> None:
+    """Raise ValueError if dictionaries and lists are nested more than `deepest` levels deep."""
     level = [found]
-    for _ in range(_DEEPEST):
+    for _ in range(deepest + 1):
         inner = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
         if not inner:
-            return found
+            return
         level = [node for nodes in inner for node in nodes]
-    raise ValueError(too_deep)
+    raise ValueError(f"it is nested more than {deepest} levels deep")
 
 
 def make_folder(path: Path) -> None:

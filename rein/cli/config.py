@@ -11,10 +11,14 @@ from typing import Any
 from rein.cli.options import LIMITS, common
 from rein.cli.plan import take
 from rein.cli.recipes import Recipe, find, of_run, refuse_code
+from rein.files import check_depth, followed, read_file
 from rein.foreign_names import refuse_unknown, written
 
 FILE = "config.toml"  # in the folder of a run
 _TYPED = ("run", "resume", "quiet", "debug")  # options that a file cannot set
+_LARGEST = 64 << 10  # bytes of a file
+_DOTS = 256  # in a line, because the parser takes quadratic time and memory for a dotted key
+_DEEPEST = 16  # levels of tables and lists
 
 
 def config_of(recipe: Recipe) -> bytes:
@@ -31,12 +35,10 @@ def config_of(recipe: Recipe) -> bytes:
 def read_config(path: Path, named: str | None = None, command: str = "train") -> Recipe:
     """Read a configuration file. The recipe is the `named` one, or that of the file, which must be one of rein's.
 
-    Raises ValueError if the file is not TOML or names no recipe, and TypeError for an unknown option.
+    Raises OSError or ValueError if the file cannot be read, is not TOML or names no recipe, and TypeError for an
+    unknown option.
     """
-    try:
-        options = {name.replace("-", "_"): value for name, value in tomllib.loads(path.read_bytes().decode()).items()}
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: is not a TOML file: {error}") from error
+    options = _read_options(path)
     name = options.pop("recipe", None)
     if named is None and not isinstance(name, str):
         raise ValueError(f'{path}: names no recipe; add a line such as recipe = "cartpole", or name it before --config')
@@ -48,6 +50,24 @@ def read_config(path: Path, named: str | None = None, command: str = "train") ->
     known = {*inspect.signature(recipe).parameters, *inspect.signature(common).parameters, "param"} - {"store", *_TYPED}
     refuse_unknown(str(path), options, known)
     return Recipe(named or name, options, [written(name, True) for name in options], str(path))
+
+
+def _read_options(path: Path) -> dict[str, Any]:
+    """Return the options in a TOML file by their names in Python."""
+    options: dict[str, Any] = {}
+    try:
+        text = read_file(followed(path), _LARGEST).decode()
+        if max(line.count(".") for line in text.split("\n")) > _DOTS:
+            raise ValueError(f"a line has more than {_DOTS} dots")
+        found = tomllib.loads(text)
+        check_depth(found, _DEEPEST)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: is not a TOML file of options: {error}") from error
+    for name, value in found.items():
+        if (option := name.replace("-", "_")) in options:
+            raise ValueError(f"{path}: {option} is given twice, also as {option.replace('_', '-')}; remove one of them")
+        options[option] = value
+    return options
 
 
 def read_source(words: list[str], named: str | None, command: str) -> tuple[Recipe | None, list[str]]:

@@ -271,15 +271,17 @@ def _check(file: str, key: str, value: Any) -> None:
         for name, inner in value.items():
             _check(file, name, inner)
     elif isinstance(value, list):
+        for inner in value:
+            _check(file, key, inner)
         pairs = [a * b for a, b in itertools.pairwise(value) if type(a) is int and type(b) is int]
         if max(pairs, default=0) > _TOGETHER:
             raise ValueError(f"{file}: {key}={value!r:.80} is too large; set {_flag(key)}")
-        for inner in value:
-            _check(file, key, inner)
     elif isinstance(value, str) and not value.isprintable():
         raise ValueError(f"{file}: {key}={value!r:.80} contains unprintable characters; set {_flag(key)}")
     elif isinstance(value, str) and _PATH.search(value) and not _ID.fullmatch(value):
         raise ValueError(f"{file}: {key}={value!r:.80}: paths are not accepted from a file; set {_flag(key)}")
+    elif type(value) is int and value.bit_length() > 64:  # Python does not print the largest ones
+        raise ValueError(f"{file}: {key} is an integer of {value.bit_length():,} bits; set {_flag(key)}")
     elif type(value) is int and not _COUNTS.fullmatch(key) and abs(value) > _SIDES.get(key, _LARGEST):
         most = _SIDES.get(key, _LARGEST)
         raise ValueError(f"{file}: {key}={value:,} is more than {most:,}; set {_flag(key)}")

@@ -16,7 +16,7 @@ from rich.tree import Tree
 
 from rein.cli.output import printable, say
 from rein.errors import StoreError
-from rein.files import absolute, inside
+from rein.files import absolute, followed, inside
 from rein.store.compact import compact
 from rein.store.folder import TRAJECTORIES, list_files
 from rein.store.format.sealed import verify
@@ -168,7 +168,7 @@ def first_file(path: Path) -> Path:
     Raises StoreError if the folder has neither.
     """
     if path.is_file():
-        return path.resolve() if path.is_symlink() else path
+        return followed(path)
     found = [path / PLOT] if (path / PLOT).is_file() else list_files(inside(path, TRAJECTORIES))[-1:]
     if not found:
         raise StoreError(f"{path}: no HDF5 file there; give the folder of a run, or one of its files")

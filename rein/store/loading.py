@@ -11,7 +11,7 @@ from typing import Any, overload
 import torch
 
 from rein.errors import CheckpointError, NonFiniteError
-from rein.files import absolute, inside
+from rein.files import absolute, followed, inside
 from rein.loop import Loop
 from rein.networks.finite import check_parameters
 from rein.store.checkpoint_file import (
@@ -141,8 +141,7 @@ def find(path: str | Path) -> Checkpoint:
     if not str(path):
         raise CheckpointError("the path is empty: give a checkpoint file or the folder of a run")
     path = absolute(path)
-    if path.is_file() and path.is_symlink() and path.name != LATEST:  # a link that the user named is followed
-        path = path.resolve()
+    path = path if path.name == LATEST else followed(path)
     folder = _folder(path)
     if folder is None:
         if not path.exists():

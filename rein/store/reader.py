@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rein.errors import StoreError
-from rein.files import absolute, inside, read_json, short
+from rein.files import absolute, followed, inside, read_json, short
 from rein.ops.trees import leaves, map_tree
 from rein.store.folder import TRAJECTORIES, list_files
 from rein.store.format import sealed
@@ -263,8 +263,8 @@ class Run:
 
     def _find(self) -> list[Path]:
         path = self.path
-        if path.is_file():  # follows a symbolic link given by the user
-            return [path.resolve() if path.is_symlink() else path]
+        if path.is_file():
+            return [followed(path)]
         return list_files(inside(path, TRAJECTORIES)) or list_files(path)
 
     @functools.cached_property

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rein.errors import StoreError
-from rein.files import TEXT, inside, open_file, read_json
+from rein.files import TEXT, followed, inside, open_file, read_json
 from rein.store.checkpoint_file import read_checkpoint
 from rein.store.checkpoint_folder import FOLDER as CHECKPOINTS
 from rein.store.checkpoint_folder import saved_files
@@ -51,9 +51,7 @@ def verify_run(path: str | Path) -> Report:
 
     Raises StoreError if there is no file to check, and if the system's limits prevent opening or mapping files.
     """
-    path = Path(path).expanduser()
-    if path.is_file() and path.is_symlink():  # follow a symbolic link given by the user
-        path = path.resolve()
+    path = followed(Path(path).expanduser())
     if path.is_dir():
         trajectories = list_files(inside(path, TRAJECTORIES)) or list_files(path)
         places = [inside(path, CHECKPOINTS, *names) for names in ((), ("best",))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -126,12 +127,29 @@ def test_none_replaces_a_default_that_is_a_number():
         ("gamma = ", "TOML"),
         ("gamma = " + "[" * 5_000, "TOML"),
         ("gamma = 5.0", "from 0 to 1"),
+        ("a" + ".a" * 30_000 + " = 1", "256 dots"),
+        ("gamma = " + "{a = " * 20 + "1" + "}" * 20, "16 levels"),
+        ("num_envs = 0x" + "f" * 20_000, "80,000 bits"),
+        ("# comment\n" * 7_000, "at most 65,536 are read"),
+        ("learning_rate = 0.1\nlearning-rate = 0.2", "learning_rate is given twice"),
+        ("learning-rate = 0.1\nlearning_rate = 0.2", "learning_rate is given twice"),
     ],
 )
 def test_invalid_file_is_refused_in_one_line(text, keyword, capsys):
     Path("mine.toml").write_text(f'recipe = "gridworld"\n{text}\n')
     assert keyword in error_of(["train", "--config", "mine.toml"], capsys)
     assert not Path("runs/gridworld").exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs pipes")
+def test_config_is_a_file_or_a_link_to_one(work_folder, capsys):
+    Path("mine.toml").write_text('recipe = "gridworld"\ngamma = 0.5\n')
+    Path("link.toml").symlink_to("mine.toml")
+    assert read_config(Path("link.toml")).options == {"gamma": 0.5}
+    os.mkfifo("pipe.toml")
+    Path("device.toml").symlink_to("/dev/zero")
+    for name in ("pipe.toml", "device.toml"):
+        assert f"{name}: is " in error_of(["train", "--config", name], capsys)
 
 
 @pytest.mark.parametrize(
