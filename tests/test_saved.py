@@ -158,9 +158,9 @@ def test_custom_class_raises_and_is_not_imported(tmp_path: Path) -> None:
         rein.load_agent(tmp_path / "agent.h5")
 
 
-def changed(path: Path, **about: Any) -> Path:
+def changed(path: Path, agent: Any = None, **about: Any) -> Path:
     """Save an agent with a changed description, and return the path."""
-    rein.save(PPO(BOX, TWO, hidden=(8, 8)), path)
+    rein.save(PPO(BOX, TWO, hidden=(8, 8)) if agent is None else agent, path)
     _, state, saved = read_checkpoint(path)
     write_checkpoint(path, state, {**saved, **{key: {**saved[key], **value} for key, value in about.items()}})
     return path
@@ -198,6 +198,12 @@ def test_too_large_space_raises(side: str, tmp_path: Path) -> None:
     space = {"space": "Discrete", "n": 10**9, "start": 0, "dtype": "int64"}
     with pytest.raises(CheckpointError, match=f"{side}: larger than the"):
         rein.load_agent(changed(tmp_path / "agent.h5", build={side: space}))
+
+
+def test_too_many_quantiles_raise(tmp_path: Path) -> None:
+    agent = rein.IQN(BOX, TWO, hidden=(8,), cosines=8)
+    with pytest.raises(CheckpointError, match="action_quantiles: larger than the"):
+        rein.load_agent(changed(tmp_path / "agent.h5", agent, config={"action_quantiles": 10**8}))
 
 
 def test_file_without_spaces_raises(tmp_path: Path) -> None:

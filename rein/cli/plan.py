@@ -21,6 +21,9 @@ _MOST_THREADS = max(64, os.cpu_count() or 1)
 # Options of commands, which do not describe a run. A recipe may have options of the same names.
 _NOT_RECORDED = ("run", "resume", "quiet", "debug", "config", "like")
 _OF_SEVERAL = ("seeds", "jobs", "param", "trials", "metric", "prune")
+# Limits for --param in a file: parsing a choice takes about 10 ms
+_CHOICES = 128
+_CHARACTERS = 8192
 
 
 @attrs.frozen
@@ -88,10 +91,17 @@ def plan(
 
 
 def params_of(recipe: Recipe) -> list[str]:
-    """Return the options that differ between learners, from a file. Raises ValueError if they are not texts."""
+    """Return the options that differ between learners, from a file.
+
+    Raises ValueError if they are not texts, or have more choices or characters than are read from a file.
+    """
     params = recipe.options.get("param", [])
     if not (isinstance(params, list) and all(isinstance(text, str) and text.isprintable() for text in params)):
-        raise ValueError(f"{recipe.source}: param={params!r:.80} is not a list of texts; set --param")
+        raise ValueError(f"{recipe.source}: param is not a list of texts; set --param")
+    choices, characters = sum(text.count("|") + 1 for text in params), sum(map(len, params))
+    if choices > _CHOICES or characters > _CHARACTERS:
+        most = f"at most {_CHOICES} and {_CHARACTERS:,} are read from a file; set --param"
+        raise ValueError(f"{recipe.source}: param has {choices:,} choices and {characters:,} characters; {most}")
     return params
 
 

@@ -19,7 +19,7 @@ from rein.files import absolute
 from rein.store.runs import RunSummary, differing, list_runs
 
 _SHOWN = 5  # options in the table
-_WIDTH = 200  # characters of a note
+_WIDTH = 200  # characters of a text from a file
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -47,7 +47,7 @@ def _options(folder: Annotated[Path, tyro.conf.Positional] = Path("runs")) -> No
     totals = ", ".join(f"{count} {status}" for status, count in counts.items())
     say(f"{len(runs)} run{'s' * (len(runs) > 1)}: {totals}")
     if len(differ) > _SHOWN:
-        say(f"other options that differ: {', '.join(differ[_SHOWN:])}")
+        say(f"other options that differ: {_shortened(', '.join(differ[_SHOWN:]))}")
 
 
 def _table(runs: Sequence[RunSummary], folder: Path, options: Sequence[str]) -> Table:
@@ -65,9 +65,9 @@ def _table(runs: Sequence[RunSummary], folder: Path, options: Sequence[str]) -> 
         known = run.status != "damaged"
         counts = [f"{run.env_steps:,}", _duration(run.seconds)] if known else ["-", "-"]
         values = [_value(run.options[option]) if option in run.options else "-" for option in options]
-        cells = [*[run.name or "-"] * named, *values]
+        cells = [plain(_shortened(cell)) for cell in (*[run.name or "-"] * named, *values)]
         numbers = ["-" if math.isnan(score) else f"{score:.5g}" for score in scores]
-        table.add_row(plain(_name(run, folder)), run.status, *numbers, *counts, *map(plain, cells))
+        table.add_row(plain(_name(run, folder)), run.status, *numbers, *counts, *cells)
     return table
 
 
@@ -83,9 +83,9 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _shortened(note: str) -> str:
-    note = " ".join(note.split())
-    return note if len(note) <= _WIDTH else f"{note[: _WIDTH - 3]}..."
+def _shortened(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."
 
 
 def _duration(seconds: float) -> str:

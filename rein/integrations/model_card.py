@@ -37,7 +37,11 @@ def card_path(path: Path) -> Path:
 
 def check_card(path: Path) -> None:
     """Raise ValueError if another program wrote the file at the path of a model card."""
-    if path.is_file() and not path.read_bytes().startswith(_FIRST.encode()):
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        start = file.read(len(_FIRST))
+    if start != _FIRST.encode():
         raise ValueError(
             f"{path}: the model card would replace this file, which rein did not write; move it, or export the policy "
             "under another name"

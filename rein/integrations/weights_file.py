@@ -14,13 +14,15 @@ from torch import Tensor, nn
 
 from rein.agents.base.agent import PER_ENVIRONMENT, Agent
 from rein.errors import CheckpointError, NonFiniteError
-from rein.files import decode_json
+from rein.files import decode_json, followed, open_file
 from rein.networks.finite import check_parameters
 from rein.networks.named_weights import load_named_weights, named_weights
 from rein.store.checkpoint_file import Checkpoint, describe_part, versions
 from rein.store.spaces import describe_build
 
 FORMAT = 1  # incremented when an older rein could not load the file
+_HEADER = 4 << 20  # maximum bytes of names, shapes and description; safetensors takes 30 times as much memory for them
+_TENSORS = 10_000  # maximum number
 NEEDED = 'safetensors files need safetensors: pip install "rein-rl[export]"'
 
 
@@ -32,7 +34,20 @@ def encode_weights(agent: Agent, source: Agent) -> bytes:
         raise ImportError(NEEDED) from error
     about = {"format": FORMAT, "versions": versions(), **describe_part(source), "build": describe_build(source)}
     weights = {name: weight.contiguous() for name, weight in named_weights(_networks(agent)).items()}
-    return save(weights, {"format": "pt", "rein": json.dumps(about)})
+    content = save(weights, {"format": "pt", "rein": json.dumps(about)})
+    _check_header(content)
+    _check(len(weights), _TENSORS, "tensors")
+    return content
+
+
+def _check_header(start: bytes) -> None:
+    _check(int.from_bytes(start[:8], "little"), _HEADER, "bytes of names and metadata")
+
+
+def _check(count: int, most: int, what: str) -> None:
+    """Raise ValueError if a file has a larger count than is read."""
+    if count > most:
+        raise ValueError(f"it has {count:,} {what}; at most {most:,} are read")
 
 
 def read_weights(path: Path) -> Checkpoint:
@@ -44,10 +59,14 @@ def read_weights(path: Path) -> Checkpoint:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
         raise ImportError(NEEDED) from error
+    path = followed(path)
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")
     try:
+        with open_file(path) as start:
+            _check_header(start.read(8))
         with safe_open(path, "pt") as file:
+            _check(len(file.keys()), _TENSORS, "tensors")
             about = decode_json((file.metadata() or {}).get("rein", "null"))
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dictionary
     except (SafetensorError, ValueError, OSError) as error:

@@ -20,7 +20,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
@@ -40,6 +40,11 @@ _SHARE = 0.01  # maximum share of the run time spent on writing it
 EPOCHS, EVALUATIONS, PLOT = "metrics.csv", "evaluations.csv", "metrics.h5"
 
 _TEXT = {EPOCHS: "status", EVALUATIONS: "name"}  # the text column of each file
+# Limits of a file that is read
+_LINE = 1 << 20  # bytes
+_COLUMNS = 10_000
+_CELLS = 1 << 27  # of all lines, 1 GiB as numbers
+_WORD = 100  # characters of a cell in the text column
 
 logger = logging.getLogger("rein")
 
@@ -201,7 +206,7 @@ class CSVTable:
     """Columns of a growing CSV file. `refresh` reads the rows that were appended since the last call.
 
     A missing file has no columns. An incomplete last line is left for the next call. An invalid number in a cell, for
-    example after manual edits, reads as NaN.
+    example after manual edits, reads as NaN. Raises StoreError for a file with too long lines or too many columns.
     """
 
     def __init__(self, path: Path) -> None:
@@ -216,21 +221,26 @@ class CSVTable:
         if not is_regular(self._path):
             return {}
         with open_file(self._path, limit=TEXT) as file:
-            status, header = os.fstat(file.fileno()), file.readline()
+            status, header = os.fstat(file.fileno()), read_line(file, self._path)
             same = (status.st_dev, status.st_ino) == self._file and status.st_size >= self._position
             if not same or header != self._header:  # the file was replaced, for example to add a column
+                names = columns_of(header, self._path) if header.endswith(b"\n") else []
                 self._file = status.st_dev, status.st_ino
                 self._header, self._position = header, len(header)
-                names = cells_of(header) if header.endswith(b"\n") else []
                 self._columns = {name: [] if name == _TEXT.get(self._path.name) else array("d") for name in names}
             file.seek(self._position)
-            new = file.read()
-        whole = new[: new.rfind(b"\n") + 1]
-        self._position += len(whole)
-        for line in filter(None, whole.splitlines()):
-            for column, cell in itertools.zip_longest(self._columns.values(), cells_of(line)[: len(self._columns)]):
-                column.append(_number(cell) if isinstance(column, array) else sys.intern(cell or ""))
+            while (line := read_line(file, self._path)).endswith(b"\n"):
+                self._position += len(line)
+                if line.strip():
+                    self._add(cells_of(line))
         return {name: _as_numpy(column) for name, column in self._columns.items()}
+
+    def _add(self, cells: list[str]) -> None:
+        rows = len(next(iter(self._columns.values()), ()))
+        if rows * len(self._columns) >= _CELLS:
+            raise StoreError(f"{self._path}: has more than {_CELLS:,} cells")
+        for column, cell in itertools.zip_longest(self._columns.values(), cells[: len(self._columns)]):
+            column.append(_number(cell) if isinstance(column, array) else sys.intern((cell or "")[:_WORD]))
 
 
 def keeps_none(path: Path) -> bool:
@@ -287,9 +297,25 @@ def _cut(path: Path, key: str, last: int) -> Iterator[Cut]:
         yield Cut(path, b"".join([header, *stays]) if stays else None, b"".join([header, *moves]))
 
 
+def read_line(file: BinaryIO, path: Path) -> bytes:
+    """Read the next line of a CSV file. Raises StoreError if it is too long."""
+    line = file.readline(_LINE + 1)
+    if len(line) > _LINE:
+        raise StoreError(f"{path}: has a line of more than {_LINE:,} bytes")
+    return line
+
+
+def columns_of(header: bytes, path: Path) -> list[str]:
+    """Return the names in the first line of a CSV file. Raises StoreError if there are too many."""
+    names = cells_of(header)
+    if len(names) > _COLUMNS:
+        raise StoreError(f"{path}: has {len(names):,} columns; at most {_COLUMNS:,} are read")
+    return names
+
+
 def cells_of(line: bytes) -> list[str]:
-    """Return the cells of a line of a CSV file; none if it has a NUL or a cell beyond the limit of `csv`."""
-    if b"\0" in line:
+    """Return the cells of a line of a CSV file; none if it has a NUL, is too long, or has a cell that is too long."""
+    if b"\0" in line or len(line) > _LINE:
         return []
     try:
         return next(csv.reader([line.decode(errors="replace")]), [])

@@ -12,7 +12,9 @@ from gymnasium import spaces
 
 Space = spaces.Space[Any]
 
-_LARGEST = 1 << 24  # largest number of entries in a space that is read from a file
+# Limits of a space that is read from a file
+_LARGEST = 1 << 24  # entries of all its parts
+_PARTS = 10_000
 _LISTED = 1 << 12  # largest number of bounds that are written as a list
 _DEEPEST = 8  # levels of nested spaces
 
@@ -53,30 +55,34 @@ def space_as_json(space: Space, depth: int = 0) -> dict[str, Any] | None:
     return None
 
 
-def space_from_json(data: Any, depth: int = 0) -> Space:
+def space_from_json(data: Any) -> Space:
     """Build a space from the JSON of `space_as_json`, which may be untrusted. Raises ValueError if it is invalid."""
     try:
-        return _build(dict(data), depth)
+        return _build(dict(data), 0, [_PARTS, _LARGEST])
     except (KeyError, TypeError, AssertionError, OverflowError) as error:
         raise ValueError(f"not a space that rein supports: {data!r:.80}: {error}") from error
 
 
-def _build(data: Mapping[str, Any], depth: int) -> Space:
+def _build(data: Mapping[str, Any], depth: int, left: list[int]) -> Space:
+    """Build a space. `left` has the numbers of parts and entries that further parts may have."""
     kind = data["space"]
+    left[0] -= 1
+    if left[0] < 0:
+        raise ValueError(f"a space has more than {_PARTS:,} parts")
     if kind == "Discrete":
         return spaces.Discrete(int(data["n"]), start=int(data["start"]), dtype=_dtype(data, "iu"))
     if kind == "MultiDiscrete":
         dtype = _dtype(data, "iu")
         return spaces.MultiDiscrete(np.array(data["nvec"], dtype), dtype=dtype, start=np.array(data["start"], dtype))
     if kind == "MultiBinary":
-        shape = _shape([data["n"]] if isinstance(data["n"], int) else data["n"])
+        shape = _shape([data["n"]] if isinstance(data["n"], int) else data["n"], left)
         return spaces.MultiBinary(shape[0] if isinstance(data["n"], int) else shape)
     if kind == "Box":
-        shape, dtype = _shape(data["shape"]), _dtype(data, "iufb")
+        shape, dtype = _shape(data["shape"], left), _dtype(data, "iufb")
         low, high = (np.array(np.broadcast_to(np.array(data[side], dtype), shape)) for side in ("low", "high"))
         return spaces.Box(low, high, dtype=dtype)
     if kind in ("Dict", "Tuple") and depth < _DEEPEST:
-        inner = OrderedDict((key, space_from_json(one, depth + 1)) for key, one in data["spaces"])
+        inner = OrderedDict((key, _build(dict(one), depth + 1, left)) for key, one in data["spaces"])
         return spaces.Dict(inner) if kind == "Dict" else spaces.Tuple(list(inner.values()))
     raise ValueError(f"not a kind of space that rein supports: {kind!r:.80}")
 
@@ -88,10 +94,11 @@ def _bound(bound: np.ndarray[Any, Any]) -> Any:
     return bound.tolist() if bound.size <= _LISTED else None
 
 
-def _shape(data: Any) -> tuple[int, ...]:
+def _shape(data: Any, left: list[int]) -> tuple[int, ...]:
     shape = tuple(int(length) for length in data)
-    if min(shape, default=0) < 0 or math.prod(shape) > _LARGEST:
-        raise ValueError(f"invalid shape of a space, {shape}: at most {_LARGEST:,} entries are allowed")
+    left[1] -= math.prod(shape)
+    if min(shape, default=0) < 0 or left[1] < 0:
+        raise ValueError(f"invalid shape of a space, {shape!s:.80}: at most {_LARGEST:,} entries are allowed")
     return shape
 
 

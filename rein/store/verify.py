@@ -21,7 +21,7 @@ from rein.store.format import sealed
 from rein.store.format.state import TRAILER_LENGTH, find_texts
 from rein.store.format.trajectory_reader import MISREAD, Content, open_content
 from rein.store.lock import is_locked
-from rein.store.metrics import EPOCHS, EVALUATIONS, PLOT, CSVTable, cells_of
+from rein.store.metrics import EPOCHS, EVALUATIONS, PLOT, CSVTable, cells_of, columns_of, read_line
 from rein.store.selection import kept_by
 from rein.store.trajectory_checks import check_file, check_sequence
 
@@ -215,12 +215,12 @@ def _check_rows_of(path: Path, key: str, text: str, first: int | None, last: int
     The rows must begin with `first` or earlier, if it is known, and end with `last` or later.
     """
     with open_file(path, limit=TEXT) as file:
-        names = cells_of(file.readline())
+        names = columns_of(read_line(file, path), path)
         if key not in names:
             yield f"has no column {key!r}"
             return
         before: int | None = None
-        for number, line in enumerate(file, start=2):
+        for number, line in enumerate(iter(lambda: read_line(file, path), b""), start=2):
             if not line.endswith(b"\n"):
                 yield f"ends within line {number}, which the next start of the run removes"
                 return

@@ -39,7 +39,7 @@ from rein.store.spaces import Space, space_from_json
 _ROWS = ("replay", "rollout")  # entries of the state that are data, not parameters
 _CORES = {core.__name__: core for core in (GRU, LSTM, MinimalGRU)}
 _CALLERS = ("device", "guard", "threads", "micro_batch", "compile", "optimizer")  # options not taken from a file
-_SIZES = ("hidden", "core", "critics", "cosines")  # options that make networks larger
+_SIZES = ("hidden", "core", "critics", "cosines", "action_quantiles")  # options that make an agent larger
 _OBJECTS = ("encoder", *FACTORIES, "core", "noise", "segments")  # options that a name alone does not describe
 
 

@@ -382,6 +382,8 @@ BUILD = {"observation_space": {"space": "Discrete", "n": 3, "start": 0, "dtype":
         (lambda path: changed(path, weights={"actor.0.weight": torch.zeros(8, 5)}), "actor.0.weight: expected"),
         (lambda path: changed(path, weights={"actor.0.weight": torch.zeros(8, 4).double()}), "float64"),
         (lambda path: changed(path, weights={"actor.0.weight": torch.full((8, 4), math.nan)}), "not finite"),
+        (lambda path: changed(path, weights={str(n): torch.zeros(0) for n in range(10_001)}), "tensors; at most 10,000"),
+        (lambda path: changed(path, {"rein": "[]" + " " * (5 << 20)}), "bytes of names and metadata"),
         (lambda path: path.write_bytes(b"\xff" * 100), "cannot be read"),
         (lambda path: path.write_bytes(path.read_bytes()[:-10]), "cannot be read"),
         (lambda path: path.unlink(), "no such file"),
@@ -391,6 +393,16 @@ def test_wrong_safetensors_file_is_refused(change: Any, text: str, file: Path) -
     change(file)
     with pytest.raises(CheckpointError, match=text):
         rein.load_policy(file)
+
+
+@pytest.mark.parametrize("limit", ["_HEADER", "_TENSORS"])
+def test_safetensors_file_beyond_the_limits_is_not_written(limit: str, file: Path, monkeypatch: Any) -> None:
+    """Such a file could not be loaded."""
+    monkeypatch.setattr(f"rein.integrations.weights_file.{limit}", 5)
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match="at most"):
+        rein.export(rein.PPO(VECTOR, THREE, hidden=(8,), seed=1), file)
+    assert file.read_bytes() == before
 
 
 def test_policy_of_custom_networks_loads_with_the_same_function(tmp_path: Path) -> None:

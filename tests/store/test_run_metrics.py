@@ -18,6 +18,7 @@ import pytest
 import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
+from rein.errors import StoreError
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate_every import evaluate_every
 from rein.loop.clocks import CLOCKS
@@ -466,3 +467,31 @@ def test_store_without_a_folder_writes_no_metrics_files() -> None:
     loop = rein.training_loop(agent, environment, rein.MemoryStore(), epochs=1, iterations=3)
     assert "metrics_files" not in loop.parts
     assert loop.run().status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("epoch" + ",".join(["", *(f"m{number}" for number in range(20_000))]) + "\n", "20,001 columns"),
+        ("epoch," + "m" * (2 << 20) + "\n", "a line of more than"),
+        ("epoch,status\n1,completed" + "," * (2 << 20) + "\n", "a line of more than"),
+    ],
+    ids=["columns", "header", "row"],
+)
+def test_table_beyond_a_limit_is_refused_each_time(tmp_path: Path, text: str, word: str) -> None:
+    (tmp_path / "metrics.csv").write_text(text)
+    table = module.CSVTable(tmp_path / "metrics.csv")
+    for _ in range(2):
+        with pytest.raises(StoreError, match=f"metrics.csv: has {word}"):
+            table.refresh()
+
+
+def test_long_text_in_a_table_is_cut(tmp_path: Path) -> None:
+    """All texts of a column have the size of the longest one in memory."""
+    (tmp_path / "metrics.csv").write_text(
+        "epoch,status\n" + "1,completed\n" * 1000 + f"1,{'x' * 100_000}\n\n1,halted\n"
+    )
+    columns = module.CSVTable(tmp_path / "metrics.csv").refresh()
+    assert columns["status"].nbytes < 200_000
+    assert columns["status"][[0, -1]].tolist() == [b"completed", b"halted"]
+    assert len(columns["epoch"]) == 1002

@@ -50,6 +50,10 @@ for _ in range(30):
     NESTED = {"space": "Tuple", "spaces": [[0, NESTED]]}
 
 
+IMAGE = {"space": "Box", "low": 0, "high": 1, "dtype": "float32"}
+COUNT = {"space": "Discrete", "start": 0, "dtype": "int64"}
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -68,6 +72,8 @@ for _ in range(30):
         {"space": "MultiBinary", "n": 10**12},
         {"space": "Dict", "spaces": [[[1], {"space": "Discrete", "n": 1, "start": 0, "dtype": "int64"}]]},
         NESTED,
+        {"space": "Tuple", "spaces": [[i, {**IMAGE, "shape": [1 << 20]}] for i in range(100)]},
+        {"space": "Tuple", "spaces": [[i, {**COUNT, "n": 2}] for i in range(20_000)]},
     ],
     ids=lambda data: f"{data!s:.40}",
 )

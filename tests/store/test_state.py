@@ -211,3 +211,11 @@ def test_loaded_tensors_share_no_memory_with_the_file():
     state, _ = decode_state(content)
     content[USER_BLOCK:] = bytes(len(content) - USER_BLOCK)
     assert state["x"].tolist() == [1.0] * 4
+
+
+def test_state_with_too_many_values_is_not_written(monkeypatch):
+    """Such a file could not be read."""
+    monkeypatch.setattr("rein.files._VALUES", 1000)
+    assert round_trip([0] * 900) == [0] * 900
+    with pytest.raises(ValueError, match="at most 1,000 are allowed"):
+        encode_state([0] * 1001, {})

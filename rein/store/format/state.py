@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rein.files import decode_json
+from rein.files import check_values, decode_json
 from rein.ops.trees import map_tree
 from rein.store.format.objects import add_group, add_text, encode_name
 from rein.store.format.sealed import FORMAT, USER_BLOCK, Memory, compose
@@ -251,6 +251,7 @@ def _link(name: str) -> str:
 
 def _write_json(entry: h5py.Group, name: str, value: Any) -> tuple[int, int]:
     text = json.dumps(value, allow_nan=False)
+    check_values(text)
     note = add_group(entry, name, "NXnote")  # viewers print the JSON
     add_text(note, "type", "application/json")
     add_text(note, "data", text)
