@@ -79,8 +79,8 @@ class HDF5Store:
         max_seconds: maximum seconds from the first epoch of a file until the file is written.
 
     Raises:
-        StoreError: the folder exists, another process writes to it, or a write fails. The message has the path and the
-            reason.
+        StoreError: the folder exists, another process or an open store of this process writes to it, or a write fails.
+            The message has the path and the reason.
         ValueError: an argument or a trajectory is invalid, or an epoch is appended twice.
     """
 
@@ -348,6 +348,7 @@ class Files:
 
     def release(self) -> None:
         """Close without waiting. The garbage collector may call this from a thread that holds the lock of HDF5."""
+        self._in_use.abandoned = self._writer.join
         if self.works:
             self._submit(wait=False)
             self._writer.submit(functools.partial(atexit.unregister, self.close), 0, wait=False)

@@ -1,14 +1,15 @@
-"""Lock on the folder of a run, so that only one process writes to it."""
+"""Lock on the folder of a run, so that only one store writes to it."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import importlib
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ class _Held(NamedTuple):
     key: tuple[int, int]  # device and inode
     descriptor: int
     locked: bool  # False on a file system that has no locks
-    locks: set[int]  # that share it
+    lock: weakref.ref[Lock]
 
 
 _held: dict[tuple[int, int], _Held] = {}  # by key
@@ -35,27 +36,35 @@ _guard = threading.RLock()  # reentrant, because the garbage collector may relea
 class Lock:
     """Lock on the folder of a run. It creates no file and ends with the process.
 
-    Two processes that continue one run would move each other's epochs aside. Stores of one process share the lock,
-    because a notebook cell may leave a store open. Windows and some network file systems have no such lock; the folder
-    is not locked there.
+    Two stores that continue one run would move each other's epochs aside. Windows and some network file systems have no
+    such lock; only stores of one process exclude each other on the latter, and none on Windows.
 
     Raises:
-        StoreError: another process has locked the folder.
+        StoreError: a store of this or another process has locked the folder.
     """
 
     def __init__(self, folder: Path) -> None:
+        self.abandoned: Callable[[], None] | None = None  # waits for the last write of a store that is not referenced
         if fcntl is None:
             return
-        with _guard:
-            held = None
-            while held is None or _held.get(held.key) is not held:  # the garbage collector may have released it
-                held = _share(folder)
-                try:
-                    held.locks.add(id(self))
-                    self._release = weakref.finalize(self, _release, held.key, id(self))
-                except BaseException:  # such as KeyboardInterrupt
-                    _release(held.key, id(self))
-                    raise
+        descriptor, held = _open(folder), None
+        try:
+            status = os.fstat(descriptor)
+            key = status.st_dev, status.st_ino
+            _end_abandoned(key)
+            with _guard:
+                if key in _held:
+                    advice = "call close() of that store first, or use another folder"
+                    raise StoreError(f"{folder}: another store of this process is writing to it; {advice}")
+                locked = _lock(descriptor)
+                if locked is None:
+                    advice = "end that process or use another folder"
+                    raise StoreError(f"{folder}: another process is writing to it; {advice}")
+                _held[key] = held = _Held(key, descriptor, locked, weakref.ref(self))
+                self._release = weakref.finalize(self, _release, held)
+        except BaseException:  # such as KeyboardInterrupt
+            _release(held) if held is not None else os.close(descriptor)
+            raise
 
     def release(self) -> None:
         """Release the lock. A second call does nothing."""
@@ -103,24 +112,14 @@ def _open(folder: Path) -> int:
         raise StoreError(f"{folder}: cannot be opened: {error.strerror}") from error
 
 
-def _share(folder: Path) -> _Held:
-    """Return the entry of `_held` for a folder; lock the folder if there is none."""
-    descriptor = _open(folder)
-    held = None
-    try:
-        status = os.fstat(descriptor)
-        key = status.st_dev, status.st_ino
-        held = _held.get(key)
-        if held is None:
-            locked = _lock(descriptor)
-            if locked is None:
-                advice = "end that process or use another folder"
-                raise StoreError(f"{folder}: another process is writing to it; {advice}")
-            held = _held[key] = _Held(key, descriptor, locked, set())
-        return held
-    finally:
-        if held is None or held.descriptor != descriptor:
-            os.close(descriptor)  # the entry has another descriptor, or an error occurred
+def _end_abandoned(key: tuple[int, int]) -> None:
+    """Wait until a store of this process that is no longer referenced, such as that of a failed run, is closed."""
+    if key in _held:
+        gc.collect()
+    lock = _held[key].lock() if key in _held else None
+    if lock is not None and lock.abandoned is not None:
+        lock.abandoned()
+        lock.release()
 
 
 def _lock(descriptor: int) -> bool | None:
@@ -132,19 +131,16 @@ def _lock(descriptor: int) -> bool | None:
     return True
 
 
-def _release(key: tuple[int, int], lock: int) -> None:
+def _release(held: _Held) -> None:
     with _guard:
-        held = _held.get(key)
-        if held is None or lock not in held.locks:
+        if _held.get(held.key) is not held:
             return  # the lock belongs to the parent of this fork
-        held.locks.discard(lock)
-        if not held.locks:
-            del _held[key]
-            try:
-                if held.locked:  # closing is not enough: a child process being started shares the descriptor
-                    fcntl.flock(held.descriptor, fcntl.LOCK_UN)
-            finally:
-                os.close(held.descriptor)
+        del _held[held.key]
+        try:
+            if held.locked:  # closing is not enough: a child process being started shares the descriptor
+                fcntl.flock(held.descriptor, fcntl.LOCK_UN)
+        finally:
+            os.close(held.descriptor)
 
 
 def _forget() -> None:

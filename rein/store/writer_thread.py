@@ -70,12 +70,16 @@ class Writer:
             self._closed = True
             self._changed.notify_all()
 
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
+
     def close(self) -> None:
         """Finish all jobs and end the thread. Raises StoreError if a job failed and no call has raised that yet."""
         if os.getpid() != self._pid:
             return
         self.end()
-        self._thread.join()
+        self.join()
         if not self._reported:
             self._raise_error()
 

@@ -100,7 +100,8 @@ def test_resumed_run_records_the_same_evaluations(tmp_path: Path) -> None:
         assert (whole.episodes[name] == broken.episodes[name]).all(), name
 
 
-def test_training_store_and_its_folder_are_rejected(tmp_path: Path) -> None:
+def test_training_store_and_its_folder_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rein.store.lock.fcntl", None)  # as on Windows, where two stores can open a folder
     store = MemoryStore()
     with pytest.raises(ValueError, match="'store' of the loop already writes"):
         make_loop(store, store)
@@ -234,6 +235,8 @@ def test_interrupted_evaluation_is_recorded_once(tmp_path: Path, step: int) -> N
     loop, environment = make("broken", "error")
     environment.left, environment.ask = step, lambda: loop.interrupt("enough")
     assert loop.run().reason == "enough"
+    for store in (part for part in loop.parts.values() if isinstance(part, rein.HDF5Store)):
+        store.close()
     resumed, _ = make("broken", "resume")
     rein.resume(resumed, tmp_path / "broken")
     resumed.run()

@@ -1,4 +1,4 @@
-"""The lock on the folder of a run: only stores of one process may write, and the lock ends with the process."""
+"""The lock on the folder of a run: only one store may write, and the lock ends with the store or the process."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rein.errors import StoreError
 from rein.store.checkpoint_file import write_checkpoint
 from rein.store.hdf5 import HDF5Store
 from rein.store.lock import Lock, is_locked, keep_stores_out
+from rein.testing.store import make_trajectory
 from tests import programs
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="folders are not locked on Windows")
@@ -59,12 +60,28 @@ def test_second_process_cannot_open_a_run(tmp_path):
     assert opened_by_another_process(store.path) == ""
 
 
-def test_stores_of_one_process_share_the_lock(tmp_path):
-    first, second = HDF5Store(tmp_path / "run"), HDF5Store(tmp_path / "run", "resume")
+def test_second_store_of_one_process_is_refused_at_once(tmp_path):
+    first = HDF5Store(tmp_path / "run")
+    with pytest.raises(StoreError, match=r"this process .* close\(\)"):
+        HDF5Store(tmp_path / "run", "resume")
+    assert opened_by_another_process(first.path)  # the first store still holds the lock
     first.close()
-    assert opened_by_another_process(first.path)
-    second.close()
+    HDF5Store(tmp_path / "run", "resume").close()
     assert not opened_by_another_process(first.path)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_store_that_is_no_longer_referenced_does_not_block_the_next_one(tmp_path, monkeypatch, fails):
+    store = HDF5Store(tmp_path / "run")
+    store.append(make_trajectory(1))
+    if fails:
+        (tmp_path / "run/trajectories/000001-000001.h5").touch()
+        with pytest.raises(StoreError, match="exists already"):
+            store.flush()
+    store.cycle = store
+    del store
+    HDF5Store(tmp_path / "run", "resume").close()
+    assert fails or rein.open_run(tmp_path / "run").epochs["number"].tolist() == [1]
 
 
 def test_garbage_collection_releases_the_lock(tmp_path):
