@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ from rein.cli.plan import Plan, flags_of, plan, take, take_all, usual_folder
 from rein.cli.processes import Display, Job, error_of, jobs_of, limit_of, run_jobs
 from rein.cli.recipes import Recipe, recipe_names
 from rein.cli.spaces import EXAMPLES, Space, refuse_twice, space_of, words_of
+from rein.errors import StoreError
+from rein.files import make_folder, open_file
 from rein.ops.random import stream_seed
 from rein.store.format.sealed import write_whole
 from rein.store.lock import keep_stores_out
@@ -78,19 +81,11 @@ class Search:
         self._reported: dict[Job, int] = {}  # last rung
         self.unscored: list[Job] = []
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._storage = optuna.storages.RDBStorage(f"sqlite:///{sweep.folder / STUDY}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self._study = optuna.create_study(
-                storage=self._storage,
-                study_name="rein",
-                direction="maximize",
-                load_if_exists=True,
-                pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
-            )
+            self._storage, self._study = _open_study(sweep.folder / STUDY, optuna)
             number = stream_seed(sweep.planned.options.get("seed", 0), "sweep", len(self._study.trials))
             self._study.sampler = optuna.samplers.TPESampler(seed=number, constant_liar=True)
-        self._check()
 
     def close(self) -> None:
         """Close the file of the study."""
@@ -173,10 +168,11 @@ class Search:
     def _ended(self) -> list[Any]:
         return [trial for trial in self._study.trials if trial.state.is_finished()]
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """Raise ValueError if the study in the folder is of another sweep."""
         identity = json.loads(json.dumps(self._sweep.identity))
         earlier = self._study.user_attrs.get("sweep", identity)
+        earlier = earlier if isinstance(earlier, dict) else {}  # a damaged file may contain anything
         for key, value in identity.items():
             if earlier.get(key) != value:
                 (was, now), folder = _difference(earlier.get(key), value), self._sweep.folder
@@ -196,8 +192,9 @@ def main(arguments: Sequence[str]) -> None:
     sweep = sweep_of(words)
     optuna = _import_optuna()
     options, command = sweep.planned.options, shlex.join(["rein", "sweep", *arguments])
-    sweep.folder.mkdir(parents=True, exist_ok=True)
+    make_folder(sweep.folder)
     with keep_stores_out(sweep.folder), contextlib.closing(Search(sweep, optuna)) as search:
+        search.check()
         write_whole(sweep.folder / FILE, config_of(sweep.planned.recipe))
         left = search.left()
         at_most = jobs_of(sweep.planned, max(1, left))
@@ -262,6 +259,25 @@ def _difference(earlier: Any, now: Any) -> tuple[Any, Any]:
         return earlier, now
     names = [name for name in {**earlier, **now} if earlier.get(name) != now.get(name)]
     return {name: earlier.get(name) for name in names}, {name: now.get(name) for name in names}
+
+
+def _open_study(file: Path, optuna: Any) -> tuple[Any, Any]:
+    """Open or create the study in a file of SQLite. Returns its storage and the study. Raises StoreError."""
+    from sqlalchemy.engine import URL  # pyright: ignore[reportMissingImports]  # installed with Optuna
+
+    try:
+        if os.path.lexists(file):
+            open_file(file).close()
+        storage = optuna.storages.RDBStorage(str(URL.create("sqlite", database=str(file))))  # encodes ? and %
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=5)
+        options = {"study_name": "rein", "direction": "maximize", "load_if_exists": True, "pruner": pruner}
+        study = optuna.create_study(storage=storage, **options)
+        study.get_trials(deepcopy=False)  # reads the whole file
+    except Exception as error:  # a damaged file can raise anything
+        reason = next(iter(str(error).splitlines()), "").strip(" .") or type(error).__name__
+        advice = "move it away to start the sweep again"
+        raise StoreError(f"{file}: cannot be read as the study of a sweep: {reason}; {advice}") from error
+    return storage, study
 
 
 def _import_optuna() -> Any:

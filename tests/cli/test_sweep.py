@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -177,6 +179,41 @@ def test_other_options_in_the_folder_of_a_sweep_raise(scores, capsys):
     with pytest.raises(SystemExit):
         main([*SWEEP, "--trials", "1", "--gamma", "0.5"])
     assert "other options: {'gamma': 0.99}, not {'gamma': 0.5}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a?b", "a#b", "a%25b", "{x}", "ü b", "a&mode=ro"])
+def test_folder_of_a_sweep_may_have_any_name(scores, name, tmp_path, capsys):
+    scores |= {0: [1.0] * 10}
+    for _ in range(2):
+        main([*SWEEP, "--trials", "1", "--run", name])
+        assert "1 completed, in" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {name}
+    assert Path(name, "study.db").stat().st_size > 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "version", "value", "folder"])
+def test_damaged_study_is_named(scores, damage, capsys):
+    scores |= {0: [1.0] * 10}
+    main([*SWEEP, "--trials", "1", "--run", "mine"])
+    study = Path("mine/study.db")
+    content = study.read_bytes()
+    if damage == "cut":
+        study.write_bytes(content[: len(content) // 2])
+    elif damage == "text":
+        study.write_bytes(b"not a database" * 1000)
+    elif damage in ("version", "value"):
+        change = "alembic_version SET version_num = 'x'" if damage == "version" else "trial_values SET value_type = 'x'"
+        with contextlib.closing(sqlite3.connect(study)) as connection, connection:
+            connection.execute(f"UPDATE {change}")
+    else:
+        study.unlink()
+        study.mkdir()
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([*SWEEP, "--trials", "2", "--run", "mine"])
+    error = capsys.readouterr().err
+    assert (ended.value.code, error.count("\n")) == (1, 1)
+    assert "study.db: cannot be read" in error
 
 
 @pytest.mark.slow
