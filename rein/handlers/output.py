@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from rein.loop.state import State
@@ -40,17 +41,36 @@ def in_notebook() -> bool:
 def grouped(metric: str) -> str:
     """Return the name of a metric with its group: `loss/policy` for `policy_loss`, `train/episode_return`, ...
 
-    A name that contains "/" has a group already.
+    A name that contains "/" has a group already. Empty parts between slashes are removed.
     """
+    metric = "/".join(filter(None, metric.split("/"))) or "_"
     if "/" in metric:
         return metric
-    if metric.startswith("evaluation_"):
+    if metric.removeprefix("evaluation_") not in (metric, ""):
         return f"evaluation/{metric.removeprefix('evaluation_')}"
     for group in ("loss", "norm"):
-        if metric == group or metric.endswith(f"_{group}"):
+        if metric == group or metric.removesuffix(f"_{group}") not in (metric, ""):
             return f"{group}/{metric.removesuffix(f'_{group}')}"
     is_time = metric.endswith("_per_second") or metric.startswith("seconds_") or metric in _RESOURCES
     return f"time/{metric}" if is_time else f"train/{metric}"
+
+
+class Names:
+    """Names of metrics in a service that does not accept all names. Different metrics have different names."""
+
+    def __init__(self, rename: Callable[[str], str], longest: int = 1000) -> None:
+        """`rename` returns a name that the service accepts. `longest` is the maximum number of characters."""
+        self._rename, self._longest = rename, longest
+        self._names: dict[str, str] = {}  # by metric
+
+    def __getitem__(self, metric: str) -> str:
+        if metric not in self._names:
+            name = self._rename(metric)[: self._longest]
+            if name in self._names.values():  # the end depends on the metric only, so that resumed runs agree
+                end = f"-{hashlib.sha256(metric.encode()).hexdigest()[:8]}"
+                name = name[: self._longest - len(end)] + end
+            self._names[metric] = name
+        return self._names[metric]
 
 
 def table(title: str, metrics: Mapping[str, float], width: int) -> str:

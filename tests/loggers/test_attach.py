@@ -147,6 +147,29 @@ def test_metric_set_by_a_later_handler_is_written() -> None:
     assert [metrics["score"] for _, metrics in notes.rows] == [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]
 
 
+class Refusing(Notes):
+    """Logger that refuses some of its writes."""
+
+    def __init__(self, refused: set[int]) -> None:
+        super().__init__()
+        self.refused = refused
+
+    def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
+        self.fails_at = self.written + 1 if self.written + 1 in self.refused else 0
+        super().write(clocks, metrics)
+
+
+@pytest.mark.parametrize(("refused", "kept"), [({1}, 5), ({2, 3, 5}, 3), ({2, 3, 4}, 1)])
+def test_refused_row_does_not_stop_the_others(refused: set[int], kept: int, caplog: pytest.LogCaptureFixture) -> None:
+    """After three refused rows in a row the logger is not called again."""
+    loop, notes = make(), Refusing(refused)
+    attach(loop, notes)
+    loop.run()
+    assert len(notes.rows) == kept
+    assert f"{6 - kept} row(s) of this run are lost" in caplog.text
+    assert caplog.text.count("the run continues") == 1
+
+
 @pytest.mark.parametrize("options", [{"fails_at": 2}, {"fails_closing": True}])
 def test_failing_logger_is_reported_once_and_does_not_affect_the_run(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
@@ -162,7 +185,7 @@ def test_failing_logger_is_reported_once_and_does_not_affect_the_run(
     assert len(caplog.records) == 1
     assert "logger Notes failed" in caplog.text and "the network is gone" in caplog.text
     assert (loop.state.status, loop.state.step_state) == (alone.state.status, alone.state.step_state)
-    assert len(notes.rows) == (1 if "fails_at" in options else 6) and len(other.rows) == 8
+    assert len(notes.rows) == (7 if "fails_at" in options else 6) and len(other.rows) == 8
 
 
 def test_epoch_with_a_failed_handler_is_written_by_the_next_run() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import posixpath
+import re
 import sys
 from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
@@ -282,7 +284,62 @@ def test_missing_package_and_unknown_clock_raise(
         ("critics_grad_norm", "norm/critics_grad"),
         ("updates_per_second", "time/updates_per_second"),
         ("mine/loss", "mine/loss"),
+        ("mine//loss/", "mine/loss"),
+        ("loss/", "loss/loss"),
+        ("_loss", "train/_loss"),
+        ("evaluation_", "train/evaluation_"),
+        ("", "train/_"),
     ],
 )
 def test_services_group_metrics_by_name(metric: str, name: str) -> None:
     assert grouped(metric) == name
+
+
+ODD = ["reward//speed", "reward/speed", "a/", "/a", "a", "../b", "./b", "x" * 300, "x" * 301, "_loss", "a@b", "a#b"]
+ODD += ["policy_loss", "loss/policy", "loss", "loss_loss", ".", "..", "a\nb", "a b", "ü"]
+
+
+def test_services_get_a_different_valid_name_for_each_metric(
+    monkeypatch: pytest.MonkeyPatch, fake_mlflow: None
+) -> None:
+    scalars: list[str] = []
+    writer = SimpleNamespace(
+        add_text=lambda *arguments: None, add_scalar=lambda tag, value, step: scalars.append(tag), close=lambda: None
+    )
+    replace_module(monkeypatch, "torch.utils.tensorboard", SummaryWriter=lambda folder, purge_step: writer)
+    calls, mlflow = record_wandb(monkeypatch), MlflowLogger("mine")
+    client: Any = mlflow._client
+    loop = rein.Loop(lambda state: None, iterations=1, epochs=2)
+    for logger in (TensorBoardLogger("there"), WandbLogger(), mlflow):
+        attach(loop, logger)
+
+    @loop.epoch_ended
+    def measure(state: rein.State) -> None:
+        for name in ODD if state.epoch == 1 else ODD[::-1]:
+            state.metrics[name] = 1.0
+
+    loop.run()
+    points = [entry[1] for entry in client.calls if len(entry) == 4]
+    logged = [[*values] for _, values in (entry for entry in calls if isinstance(entry, tuple)) if values is not True]
+    logged = [[name for name in names if not name.startswith("clocks/")] for names in logged]
+    for first, second in ((scalars[: len(ODD)], scalars[len(ODD) :]), (points[: len(ODD)], points[len(ODD) :]), logged):
+        assert len({*first}) == len(ODD)
+        assert first == second[::-1]
+    for name in points:  # the rules of MLflow
+        assert re.fullmatch(r"[/\w.\- :]{1,250}", name) and posixpath.normpath(name) == name and name[0] not in "./"
+
+
+def test_artifacts_of_different_names_have_different_folders(fake_mlflow: None) -> None:
+    mlflow, loop = MlflowLogger("mine"), make()
+    client: Any = mlflow._client
+    paths: list[str] = []
+    client.log_text = lambda run_id, text, path: paths.append(path)
+    attach(loop, mlflow)
+
+    @loop.completed
+    def log(state: rein.State) -> None:
+        for name in ("a@b", "a#b", "a@b"):
+            state.log(name, "text")
+
+    loop.run()
+    assert paths[0] == paths[2] != paths[1]

@@ -18,6 +18,7 @@ from rein.protocols import Logger
 report = logging.getLogger("rein")
 
 _MEDIA = ("write_text", "write_histogram", "write_image", "write_video")
+_FAILURES = 3  # failed writes in a row after which a logger is not called again
 
 
 def attach(loop: Loop, logger: Logger, *, event: str = "epoch_ended", **filters: Any) -> None:
@@ -36,8 +37,9 @@ def attach(loop: Loop, logger: Logger, *, event: str = "epoch_ended", **filters:
     All methods of the logger are called in a thread, so training never waits for a logger. Loggers of one class share a
     thread. The end of a run waits until all rows are written. At most 1,000 calls, and 256 MiB of images and videos,
     wait for a slow logger; further ones are lost. A checkpoint contains the rows that are not written yet, and a
-    resumed run writes them. A logger that raises does not end the run: the error is logged once, and the logger is not
-    called again. The number of lost rows is logged at the end of the run.
+    resumed run writes them. A logger that raises does not end the run. The first error is logged, and at the end of the
+    run the number of lost rows. After three failed writes in a row, or if another method fails, the logger is not
+    called again.
 
     Rows are created at the next edge, after all handlers, so the order of handlers does not matter. An epoch that a
     failure leaves open is not written. If a loop runs several times, `write` is called again after `close`.
@@ -134,6 +136,8 @@ class _Attachment:
         self._key = f"logger/{name}/{self._number}"  # in state.memory: epochs since the last write
         self._loop, self._logger = loop, logger
         self._failed = self._described = False
+        self._failures = 0  # writes in a row
+        self._reported = False  # whether an error was logged
         self._lost = 0  # rows
         self._skipped: set[type] = set()  # of values that the logger cannot write
         self._due: list[int] = []  # epochs of the next write
@@ -253,10 +257,14 @@ class _Attachment:
             return
         try:
             getattr(self._logger, method)(*arguments)
+            self._failures = 0
         except BaseException:  # a logger must not end the run, or the thread of other loggers
-            report.exception("logger %s failed and is not called again; the run continues", self.kind.name)
-            self._failed = True
             self._lost += method == "write"
+            self._failures += 1
+            self._failed |= not method.startswith("write") or self._failures == _FAILURES
+            if not self._reported:
+                report.exception("logger %s failed in `%s`; the run continues", self.kind.name, method)
+            self._reported = True
 
 
 def means(epochs: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -12,7 +12,8 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from rein.files import absolute, open_file
+from rein.files import absolute, make_folder, open_file
+from rein.handlers.output import Names
 
 Cell = float | int | str | None
 
@@ -39,6 +40,7 @@ class CSVLogger:
         self._file: io.FileIO | None = None
         self._stamp: tuple[int, ...] | None = None  # of the file after the last write
         self._columns: dict[str, None] = {}
+        self._names = Names(_on_one_line)
 
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         """Append a row of all clocks and metrics. A metric with the name of a clock is called `<name>_metric`."""
@@ -71,7 +73,7 @@ class CSVLogger:
         try:
             file = self._current()
             if not row.keys() <= self._columns.keys():
-                row = {_on_one_line(name): cell for name, cell in row.items()}
+                row = {self._names[name]: cell for name, cell in row.items()}
                 if new := [name for name in row if name not in self._columns]:
                     file = self._add_columns(file, new)
             _write(file, _line(map(row.get, self._columns)))
@@ -104,7 +106,7 @@ class CSVLogger:
 
     def _open(self, replaced: bool = False) -> io.FileIO:
         """Open the file and read its columns. Unless `replaced`, the last line may be incomplete."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         self._file = file = open_file(self.path, "a+b", buffering=0)
         if os.fstat(file.fileno()).st_nlink > 1:  # for example a copy made by `cp -al`
             file.seek(0)

@@ -14,11 +14,11 @@ from typing import Any
 from rein.files import absolute
 from rein.handlers.loggers.attach import Axis
 from rein.handlers.loggers.media import Image, Video
-from rein.handlers.output import grouped
+from rein.handlers.output import Names, grouped
 
 _STATUS = {"failed": "FAILED", "interrupted": "KILLED"}  # any other status is FINISHED
 _PARAMETERS = 100  # MLflow's maximum per request
-_LENGTH = 250  # maximum length of a parameter's name and value in every MLflow store
+_LENGTH = 250  # maximum length of names and of a parameter's value in every MLflow store
 _ODD = re.compile(r"[^\w\-. :/]")  # characters that MLflow does not allow in names
 
 
@@ -29,8 +29,8 @@ class MlflowLogger:
 
         MlflowLogger("cartpole", tracking_uri="sqlite:///mlflow.db", run_name="seed 0", tags={"purpose": "baseline"})
 
-    Metrics are grouped by their names, as in `TensorBoardLogger`: `train/episode_return`, `loss/policy`, ... Texts,
-    images and videos are artifacts of the run.
+    Metrics are grouped by their names, as in `TensorBoardLogger`: `train/episode_return`, `loss/policy`, ... Characters
+    that MLflow does not allow are replaced by "_". Texts, images and videos are artifacts of the run.
 
     The MLflow run is created when the loop starts, with the configuration as its parameters. NaN is not logged. The run
     is RUNNING while the loop runs, then FAILED if the loop failed, KILLED if it was interrupted, and otherwise
@@ -73,13 +73,16 @@ class MlflowLogger:
         self._client, self._entities = mlflow.MlflowClient(tracking_uri), entities
         self._experiment, self._name, self._tags = experiment, run_name, dict(tags or {})
         self._artifacts = [absolute(path) for path in artifacts]
+        self._metrics = Names(lambda metric: _path(grouped(metric)), _LENGTH)
+        self._artifact = Names(_path, _LENGTH)
         self._running = False
         self._parameters: dict[str, str] = {}
         self._status: str | None = None
 
     def describe(self, settings: Mapping[str, Any]) -> None:
         """Store the configuration for the parameters of a new run."""
-        self._parameters = {_ODD.sub("_", name)[:_LENGTH]: str(value)[:_LENGTH] for name, value in settings.items()}
+        names = Names(_path, _LENGTH)
+        self._parameters = {names[name]: str(value)[:_LENGTH] for name, value in settings.items()}
 
     def finish(self, status: str | None) -> None:
         """Store the status of the run for the next `close`."""
@@ -89,14 +92,14 @@ class MlflowLogger:
         """Log one value per metric."""
         self.begin()
         now, step = int(time.time() * 1000), self._axis.step(clocks)
-        known = {_ODD.sub("_", grouped(name)): value for name, value in metrics.items() if not math.isnan(value)}
-        points = [self._entities.Metric(name, value, now, step) for name, value in known.items()]
+        known = [(self._metrics[name], value) for name, value in metrics.items() if not math.isnan(value)]
+        points = [self._entities.Metric(name, value, now, step) for name, value in known]
         self._client.log_batch(self.run_id, metrics=points)
 
     def write_text(self, clocks: Mapping[str, float], name: str, text: str) -> None:
         """Store a text as the artifact `<name>/<step>.txt`."""
         self.begin()
-        self._client.log_text(self.run_id, text, f"{_path(name)}/{self._axis.step(clocks)}.txt")
+        self._client.log_text(self.run_id, text, f"{self._artifact[name]}/{self._axis.step(clocks)}.txt")
 
     def write_image(self, clocks: Mapping[str, float], name: str, image: Image) -> None:
         """Store an image as the artifact `<name>/<step>.png`."""
@@ -111,7 +114,7 @@ class MlflowLogger:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / f"{self._axis.step(clocks)}.{ending}"
             file.write_bytes(content)
-            self._client.log_artifact(self.run_id, str(file), _path(name))
+            self._client.log_artifact(self.run_id, str(file), self._artifact[name])
 
     def close(self) -> None:
         """Upload the artifacts and mark the run as ended. Another `write` continues it."""
@@ -141,5 +144,5 @@ class MlflowLogger:
 
 
 def _path(name: str) -> str:
-    """Return the name as the path of an artifact, without empty parts, `.` and `..`."""
-    return "/".join(part for part in _ODD.sub("_", name).split("/") if part.strip(".")) or "_"
+    """Return the name as a relative path, as MLflow needs it: without empty parts, `.`, `..` and odd characters."""
+    return "/".join(part for part in _ODD.sub("_", name[:_LENGTH]).split("/") if part.strip(".")) or "_"

@@ -10,7 +10,7 @@ from typing import Any
 from rein.files import absolute
 from rein.handlers.loggers.attach import Axis
 from rein.handlers.loggers.media import Histogram, Image, Video
-from rein.handlers.output import grouped
+from rein.handlers.output import Names, grouped
 
 _NO_OPTIONS = ("versions.", "command.", "git.")  # settings that do not belong to the hyperparameters
 
@@ -36,6 +36,7 @@ class TensorBoardLogger:
         self._open = SummaryWriter
         self._folder = str(absolute(folder))
         self._writer: Any = None
+        self._names = Names(grouped)
         self._settings: Mapping[str, Any] = {}  # not written yet
 
     def describe(self, settings: Mapping[str, Any]) -> None:
@@ -45,7 +46,7 @@ class TensorBoardLogger:
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         """Write one point per metric."""
         step, writer = self._at(clocks)
-        points = {grouped(name): value for name, value in metrics.items()}
+        points = {self._names[name]: value for name, value in metrics.items()}
         if self._settings:
             self._write_options(writer, points)
         for tag, value in points.items():

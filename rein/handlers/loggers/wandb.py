@@ -12,7 +12,7 @@ from typing import Any
 from rein.files import absolute
 from rein.handlers.loggers.attach import Axis
 from rein.handlers.loggers.media import Histogram, Image, Video
-from rein.handlers.output import grouped
+from rein.handlers.output import Names, grouped
 
 _EXIT_CODES = {"failed": 1, "interrupted": 130}  # any other status exits with 0
 
@@ -43,6 +43,7 @@ class WandbLogger:
         self._wandb = wandb
         self._options = options | {name: str(absolute(options[name])) for name in ("dir",) if options.get(name)}
         self._run: Any = None
+        self._names = Names(grouped)
         self._config: dict[str, Any] = {}
         self._exit_code = 0
 
@@ -64,7 +65,7 @@ class WandbLogger:
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         """Log one value per metric and clock."""
         self.begin()
-        known = {grouped(name): value for name, value in metrics.items() if not math.isnan(value)}
+        known = {self._names[name]: value for name, value in metrics.items() if not math.isnan(value)}
         times = {f"clocks/{name}": value for name, value in clocks.items()}
         self._run.log({**times, **known}, step=self._axis.step(clocks))
 
