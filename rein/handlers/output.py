@@ -73,6 +73,11 @@ class Names:
         return self._names[metric]
 
 
+def rate(count: float, seconds: float) -> float:
+    """Return the count per second, NaN for a time of zero: clocks have a limited resolution."""
+    return count / seconds if seconds > 0 else math.nan
+
+
 def table(title: str, metrics: Mapping[str, float], width: int) -> str:
     """Return the title, and below it names and values for each group of metrics, in as many columns as fit.
 

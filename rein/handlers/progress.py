@@ -150,7 +150,7 @@ class _Display:
         parts = {} if math.isnan(sample.done) else {"share": f"{sample.done:4.0%}"}
         parts["count"] = f"{sample.counted:,.0f} {self._unit}"
         seconds, counted = sample.seconds - self._samples[0].seconds, sample.counted - self._samples[0].counted
-        if counted > 0:
+        if counted > 0 and seconds > 0:
             parts["rate"] = f"{counted / seconds:,.{0 if counted >= 10 * seconds else 2}f}/s"
         if not math.isnan(self._episode_return):
             parts["return"] = f"return {self._episode_return:,.5g}"
@@ -168,8 +168,8 @@ class _Display:
         rows = {"target": _target(state), "returns": _curve(state), "evaluation": _evaluation(state)}
         if state.history:
             metrics = state.history[-1].metrics
-            losses = {grouped(name).partition("/")[2]: name for name in metrics if grouped(name).startswith("loss/")}
-            rows["loss"] = "   ".join(f"{short} {short_number(metrics[name])}" for short, name in losses.items())
+            losses = [(grouped(name), value) for name, value in metrics.items() if grouped(name).startswith("loss/")]
+            rows["loss"] = "   ".join(f"{name.removeprefix('loss/')} {short_number(value)}" for name, value in losses)
         rows["speed"] = "   ".join(self._rates(state))
         return {label: text for label, text in rows.items() if text}
 
@@ -179,7 +179,7 @@ class _Display:
         self._clocks.append((time.perf_counter(), clocks))
         (began, first), (now, _) = self._clocks[0], self._clocks[-1]
         for name, count in clocks.items():
-            if count > first[name]:
+            if count > first[name] and now > began:
                 yield f"{short_number(float(f'{(count - first[name]) / (now - began):.3g}'))} {name}/s"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from rein.files import absolute
+from rein.handlers.output import rate
 from rein.loop import Loop
 from rein.loop.state import State
 
@@ -62,7 +63,7 @@ def resource_usage(loop: Loop, **filters: Any) -> None:
     @loop.epoch_halted(**filters)
     def report(state: State) -> None:
         now = time.perf_counter(), time.process_time()
-        state.metrics["cpu_cores"] = (now[1] - last[1]) / (now[0] - last[0])
+        state.metrics["cpu_cores"] = rate(now[1] - last[1], now[0] - last[0])
         state.metrics["memory_gb"] = resident_bytes() / 1e9
         if torch.cuda.is_initialized():
             state.metrics["gpu_memory_gb"] = torch.cuda.memory_allocated() / 1e9

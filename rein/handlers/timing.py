@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from rein.handlers.output import rate
 from rein.loop import Loop
 from rein.loop.state import Handler, State
 
@@ -17,9 +18,9 @@ def timing(loop: Loop, *, phases: bool = False) -> None:
 
     A phase ends when the handlers of its event have run. The phase `iteration_started` includes fetching the batch. The
     end events of the epoch also provide `state.times["epoch"]` and the metrics `iterations_per_second`,
-    `env_steps_per_second` and `updates_per_second`. Times are measured on the host, without synchronizing with a GPU.
-    Events defined during a run are timed from the next run on. `phases` also provides the seconds of each phase as the
-    metrics `seconds_<event>`.
+    `env_steps_per_second` and `updates_per_second`, which are NaN if the epoch took no measurable time. Times are
+    measured on the host, without synchronizing with a GPU. Events defined during a run are timed from the next run on.
+    `phases` also provides the seconds of each phase as the metrics `seconds_<event>`.
 
     Raises ValueError if the loop is already timed.
     """
@@ -61,8 +62,8 @@ class _Stopwatch:
     def report(self, state: State) -> None:
         """Set the rates of the epoch. Those of env_steps and updates are missing if timing was attached within it."""
         seconds = state.times["epoch"]
-        state.metrics["iterations_per_second"] = state.iteration / seconds
+        state.metrics["iterations_per_second"] = rate(state.iteration, seconds)
         for name, began in state.memory.pop(_BEGAN, {}).items():
-            state.metrics[f"{name}_per_second"] = (getattr(state.clocks, name) - began) / seconds
+            state.metrics[f"{name}_per_second"] = rate(getattr(state.clocks, name) - began, seconds)
         if self._phases:
             state.metrics.update({f"seconds_{name}": spent for name, spent in state.times.items() if name != "epoch"})

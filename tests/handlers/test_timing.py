@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import sys
 from types import SimpleNamespace
 
@@ -142,6 +143,15 @@ def test_rates_are_counts_per_second_of_the_epoch(clock: Clock) -> None:
         assert rates["updates_per_second"] * seconds == pytest.approx(2 * iterations)
     assert [set(record.metrics) for record in final.history] == [RATES] * 3
     assert not final.memory
+
+
+def test_epoch_without_measurable_time_has_no_rates(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    monkeypatch.setattr("rein.loop.clocks.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    loop = Loop(lambda state: state.clocks.advance(env_steps=4), iterations=5, epochs=2)
+    timing(loop)
+    metrics = loop.run().history[-1].metrics
+    assert metrics.keys() == RATES
+    assert all(math.isnan(metrics[name]) for name in RATES)
 
 
 def test_partly_timed_epoch_has_the_rate_of_iterations_only(clock: Clock) -> None:
