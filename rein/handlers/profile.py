@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import logging
 import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch.profiler
 from torch.profiler import ProfilerActivity
 
+from rein.errors import StoreError
+from rein.files import make_folder
 from rein.loop import Loop
 from rein.loop.checks import limit
 from rein.loop.state import State
+from rein.store.format.sealed import write_whole
 
 logger = logging.getLogger("rein")
 _running: list[torch.profiler.profile] = []  # of all loops, at most one
@@ -35,14 +40,21 @@ def profile(
 
     Raises:
         ValueError: If `skip` or `iterations` is less than 1.
+        StoreError: When the trace is written, if the disk is full.
         RuntimeError: When a run begins, if another profile is running. PyTorch supports one at a time.
     """
     wait, active = (limit(f"profile({name})", value) for name, value in (("skip", skip), ("iterations", iterations)))
     target = Path(path).absolute()  # a handler may change the current folder
 
     def write(profiler: torch.profiler.profile) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(target))
+        make_folder(target.parent)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            file = Path(folder, "trace.json")
+            profiler.export_chrome_trace(str(file))
+            content = file.read_bytes()
+        if not content.rstrip().endswith(b"}"):  # PyTorch ignores errors of the disk
+            raise StoreError(f"{target}: only a part of the trace could be written; is the disk full?")
+        write_whole(target, gzip.compress(content) if target.suffix == ".gz" else content)
         logger.info("wrote a trace of the profiler to %s", target)
 
     def start(state: State) -> None:

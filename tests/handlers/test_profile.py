@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 import rein
+from tests import programs
 
 
 def make() -> rein.Loop:
@@ -69,3 +72,35 @@ def test_run_shorter_than_the_skipped_iterations_warns(tmp_path: Path, caplog: p
     loop.run()
     assert "no trace" in caplog.text
     assert not (tmp_path / "trace.json").exists()
+
+
+CUT = """
+import resource, sys
+import torch
+import rein
+from rein.errors import StoreError
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # like a full disk
+loop = rein.Loop(lambda state: {"loss": torch.ones(4, 4) @ torch.ones(4, 4)}, iterations=8)
+rein.profile(loop, sys.argv[1], skip=1, iterations=2)
+try:
+    loop.run()
+except StoreError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of the system")
+def test_full_disk_raises_and_keeps_the_previous_trace(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text("{}")
+    output = programs.run("-c", CUT, tmp_path / "trace.json").stdout
+    assert output.startswith(f"{tmp_path / 'trace.json'}: ")
+    assert "disk" in output
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("trace.json", "{}")]
+
+
+def test_trace_can_be_compressed(tmp_path: Path) -> None:
+    loop, path = make(), tmp_path / "trace.json.gz"
+    rein.profile(loop, path, skip=1, iterations=2)
+    loop.run()
+    assert json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
