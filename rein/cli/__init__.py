@@ -79,15 +79,14 @@ def _guarded(words: list[str], debug: bool, ours: bool) -> None:
     try:
         _run(words, ours)
     except KeyboardInterrupt:
-        if sys.stdout.isatty():  # a second Ctrl-C may stop the progress bar before it shows the cursor again
-            sys.stdout.write("\033[?25h")
-            sys.stdout.flush()
+        _restore_terminal()
         raise SystemExit(_print_error("interrupted", 130)) from None
     except BrokenPipeError:  # the reader has closed the pipe, for example `head`
         raise SystemExit(_unread(ours)) from None
     except SystemExit as ended:
         if isinstance(ended.__context__, BrokenPipeError):  # rich exits with this context
             raise SystemExit(_unread(ours)) from None
+        _restore_terminal()
         raise
     except Exception as error:
         if debug and not ours:
@@ -95,6 +94,14 @@ def _guarded(words: list[str], debug: bool, ours: bool) -> None:
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
         text = "".join(traceback.format_exception(error)) if debug else f"{_text_of(error)}{notes}"
         raise SystemExit(_print_error(text, 1)) from None
+
+
+def _restore_terminal() -> None:
+    """Undo the changes of a progress bar, because a second signal may have ended it before it could do so."""
+    sys.stdout, sys.stderr = (getattr(file, "rich_proxied_file", file) for file in (sys.stdout, sys.stderr))
+    if sys.stdout.isatty():
+        sys.stdout.write("\033[?25h")
+        sys.stdout.flush()
 
 
 def _text_of(error: Exception) -> str:

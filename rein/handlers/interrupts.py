@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from pathlib import Path
 from typing import Any, Protocol
@@ -109,7 +108,7 @@ class Interrupts:
             name, saved = signal.Signals(number).name, " and is saved" if _is_saved(self._loop) else ""
             self._loop.interrupt(f"interrupted by {name}")
             again = "; a second one ends it immediately" if number in _FORCING else ""
-            _write_stderr(f"\nrein: {name}: the run ends after this iteration{saved}{again}\n".encode())
+            _write(2, f"\nrein: {name}: the run ends after this iteration{saved}{again}\n".encode())
 
     def _end(self, number: int) -> None:
         self.signal = number
@@ -134,7 +133,7 @@ class _CtrlC(Interrupts):
         """Restore the previous signal handler. Raises KeyboardInterrupt if a signal has ended the run."""
         super().restore()
         if (self.signal is not None or self._closing) and self._loop.state.status in ("completed", "halted"):
-            _write_stderr(f"rein: the run is interrupted; {self._advice()}\n".encode())
+            _write(2, f"rein: the run is interrupted; {self._advice()}\n".encode())
             raise KeyboardInterrupt
 
     def _advice(self) -> str:
@@ -153,14 +152,14 @@ def _numbers(names: tuple[str, ...]) -> list[int]:
 
 
 def _exit(status: int) -> None:
-    if sys.stdout.isatty():
-        _write_stderr(_SHOW_CURSOR)  # a progress bar may have hidden it
+    if os.isatty(1):
+        _write(1, _SHOW_CURSOR)  # a progress bar may have hidden it
     os._exit(status)
 
 
-def _write_stderr(text: bytes) -> None:
-    """Write to stderr without Python's buffers, which may be in use during a signal. Ignores a closed stderr."""
+def _write(descriptor: int, text: bytes) -> None:
+    """Write without Python's buffers, which may be in use during a signal. Ignores a closed file."""
     try:
-        os.write(2, text)
+        os.write(descriptor, text)
     except OSError:
         return

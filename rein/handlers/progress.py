@@ -24,6 +24,7 @@ LEAST_COLUMNS, LEAST_ROWS = 60, 12  # smallest terminal with a panel
 MOST_COLUMNS = 100  # of the panel
 RATES = ("env_steps", "updates", "episodes")  # clocks whose rates the panel shows
 BLOCKS = "▁▂▃▄▅▆▇█"
+SHOW_CURSOR = "\x1b[?25h"
 GOES_FIRST = ("rate", "share", "return", "count")  # parts dropped first in a narrow terminal
 
 
@@ -293,8 +294,13 @@ class _Bar:
 
     def close(self) -> None:
         """Release the terminal and leave the bar visible. May be called twice."""
+        try:
+            self._live.stop()
+        finally:  # a second signal can interrupt rich at any line, and its console then writes nothing more
+            self._live._disable_redirect_io()
+            self._console.file.write(SHOW_CURSOR)
+            self._console.file.flush()
         atexit.unregister(self.close)
-        self._live.stop()
 
 
 class _Html:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
+from rich.file_proxy import FileProxy
 
 import rein
 from rein.cli import main
@@ -207,13 +209,23 @@ def test_threads_option_sets_torch_threads(work_folder):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize(
+    ("signal", "status", "error"),
+    [(KeyboardInterrupt(), 130, "rein: interrupted\n"), (SystemExit(143), 143, "")],
+    ids=["SIGINT", "SIGTERM"],
+)
 @pytest.mark.parametrize("terminal", [True, False])
-def test_interrupt_shows_the_cursor_again(monkeypatch, capsys, terminal):
+def test_second_signal_restores_the_terminal(monkeypatch, capsys, terminal, signal, status, error):
+    """The signal has interrupted the console of the progress bar, which replaces sys.stdout and writes nothing more."""
+
     def interrupted(*words: object) -> None:
-        raise KeyboardInterrupt
+        console = Console()
+        console._enter_buffer()
+        sys.stdout, sys.stderr = FileProxy(console, sys.stdout), FileProxy(console, sys.stderr)
+        raise signal
 
     monkeypatch.setattr("rein.cli._run", interrupted)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
-    with pytest.raises(SystemExit, match="130"):
+    with pytest.raises(SystemExit, match=str(status)):
         main(["train", "gridworld"])
-    assert capsys.readouterr() == ("\x1b[?25h" if terminal else "", "rein: interrupted\n")
+    assert capsys.readouterr() == ("\x1b[?25h" if terminal else "", error)

@@ -26,19 +26,23 @@ TRAIN = ["train", "gridworld", "--epochs", "24", "--num-envs", "32", "--no-stop-
 TRAIN += ["--evaluate-every", "2", "--checkpoint-every", "3"]
 
 
-def fork(words: list[str], output: Path, terminal: bool) -> int:
-    """Fork a process that runs the command line. Its output, or the text on its terminal, goes to a file."""
+def fork(words: list[str], output: Path, terminal: bool) -> list[int]:
+    """Fork a process that runs the command line. Its output, or the text on its terminal, goes to a file.
+
+    Returns its pid, and that of the process that copies the text on the terminal.
+    """
     if terminal:
         child, leader = pty.fork()
         if child:
-            if os.fork() == 0:  # a process that reads the terminal
+            reader = os.fork()
+            if reader == 0:
                 _copy(leader, output)
             os.close(leader)
-            return child
+            return [child, reader]
     else:
         child = os.fork()
         if child:
-            return child
+            return [child]
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT, 0o666)
         for standard in (1, 2):
             os.dup2(descriptor, standard)
@@ -63,26 +67,32 @@ def _copy(leader: int, output: Path) -> None:
     os._exit(0)
 
 
-def begin(folder: Path, terminal: bool) -> int:
-    """Start a run and wait until it writes. Returns its pid."""
-    child = fork([*TRAIN, "--run", str(folder / "run")], folder / "output", terminal)
+def begin(folder: Path, terminal: bool) -> list[int]:
+    """Start a run and wait until it writes. Returns its pids."""
+    started = fork([*TRAIN, "--run", str(folder / "run")], folder / "output", terminal)
     while not (folder / "run/run.json").exists():
         time.sleep(0.002)
-    return child
+    return started
+
+
+def ended(pids: list[int]) -> int:
+    """Wait until the processes have ended. Returns the exit status of the first."""
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    return statuses[0]
 
 
 def undisturbed(folder: Path) -> float:
     """Return the seconds from the first file of a run to its end, without signals."""
     folder.mkdir(parents=True)
-    child, began = begin(folder, False), time.monotonic()
-    assert os.waitpid(child, 0)[1] == 0
+    started, began = begin(folder, False), time.monotonic()
+    assert ended(started) == 0
     return time.monotonic() - began
 
 
 def once(folder: Path, kind: str, draw: random.Random, terminal: bool, span: float) -> dict[str, Any]:
     """Run once and send the signals, the first within `span` seconds. Returns the result of the run."""
     run, output = folder / "run", folder / "output"
-    child = begin(folder, terminal)
+    child, *reader = begin(folder, terminal)
     time.sleep(draw.random() * span)
     number = signal.SIGINT if kind == "TWICE" else getattr(signal, kind)
     os.kill(child, number)
@@ -90,14 +100,15 @@ def once(folder: Path, kind: str, draw: random.Random, terminal: bool, span: flo
         time.sleep(draw.random() * 0.02)
         os.kill(child, number)  # the pid is still valid, since the child was not waited for
     began = time.monotonic()
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = ended([child])
     seconds = time.monotonic() - began
-    time.sleep(0.1 if terminal else 0.0)
+    for pid in reader:
+        ended([pid])
     text = output.read_text(errors="replace")
     resumed = 0
     if status:
         again = fork(["resume", str(run), "--quiet"], folder / "again", False)
-        resumed = os.waitstatus_to_exitcode(os.waitpid(again, 0)[1])
+        resumed = ended(again)
     return {"status": status, "seconds": seconds, "text": text, "resumed": resumed, "terminal": terminal}
 
 
@@ -108,8 +119,7 @@ def everything() -> None:
     assert rein.cli.train is not None  # imported before the first fork
     if count == 0:
         folder.mkdir(parents=True)
-        child = fork([*TRAIN, "--run", str(folder / "run"), "--quiet"], folder / "output", False)
-        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        sys.exit(ended(fork([*TRAIN, "--run", str(folder / "run"), "--quiet"], folder / "output", False)))
     span = 0.7 * undisturbed(folder / "undisturbed")  # the next run may be faster
     for number in range(count):
         place = folder / str(number)
