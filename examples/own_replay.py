@@ -22,8 +22,6 @@ class DoubleDQN(rein.Agent):
     learning_starts: int = rein.option(default=1_000, help="env steps before the first update")
     tau: float = rein.option(default=0.01, help="step of the target network toward the online network")
 
-    reports = ("value_loss",)
-
     def build(self, generator):
         self.online = rein.networks.q_network(self.observation_space, self.action_space, generator=generator)
         self.target = copy.deepcopy(self.online).requires_grad_(False)

@@ -59,7 +59,7 @@ class AWAC(ReplayAgent):
     critic: NetworkFactory | None = option(default=None)
     actor_learning_rate: float | Schedule | None = option(default=None)
 
-    reports = ("critic_loss", "action_value", "actor_loss", "advantage", "largest_weight")
+    reports = ("critic_loss", "action_value", "actor_loss", "advantage", "largest_weight", "grad_norm")
 
     def build_networks(self, generator: torch.Generator) -> ContinuousNetworks:
         """Build the actor, critics, target critics and their learners."""
@@ -88,7 +88,7 @@ class AWAC(ReplayAgent):
         imitation_B = advantage_weight(advantage_B / self.temperature, self.weights)
         imitation_B = imitation_B.clamp_(max=self.max_weight)
         recorded = Batch(features, action_BA, weight=imitation_B if weight_B is None else imitation_B * weight_B)
-        metrics |= self._actor.step(recorded, None, report=report)
+        metrics = self._actor.step(recorded, None, report=report) | metrics
         if report:
             metrics |= {"advantage": advantage_B.mean(), "largest_weight": imitation_B.amax()}
         metrics.pop("error")

@@ -52,7 +52,7 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
     actor_learning_rate: float | Schedule | None = option(default=None)
     temperature_learning_rate: float | Schedule | None = option(default=None)
 
-    reports = ("critic_loss", "action_value", "actor_loss", "entropy", "temperature")
+    reports = ("critic_loss", "action_value", "actor_loss", "entropy", "temperature", "grad_norm")
 
     def build_networks(self, generator: torch.Generator) -> _Networks:
         """Build the actor, critics, target critics, temperature and their learners."""
@@ -93,7 +93,7 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
         batch = Batch(x, action_B, target=target_B, weight=weight_B)
         metrics = self._critics.step(batch, None, report=report)
         error_B = metrics.pop("td_error")
-        metrics |= self._actor.step(batch, (networks.critics, alpha), report=report)
+        metrics = self._actor.step(batch, (networks.critics, alpha), report=report) | metrics
         log_prob_B = metrics.pop("log_prob")
         if self._temperature is not None:
             target_entropy = self._target_entropy_of(inputs_of(x).action_mask)

@@ -72,7 +72,16 @@ class IQL(ReplayAgent):
     )
     actor_learning_rate: float | Schedule | None = option(default=None)
 
-    reports = ("critic_loss", "action_value", "value_loss", "value", "actor_loss", "advantage", "largest_weight")
+    reports = (
+        "critic_loss",
+        "action_value",
+        "value_loss",
+        "value",
+        "actor_loss",
+        "advantage",
+        "largest_weight",
+        "grad_norm",
+    )
 
     def build_networks(self, generator: torch.Generator) -> _Networks:
         """Build the actor, critics, target critics, state value and their learners."""

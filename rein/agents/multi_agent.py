@@ -101,7 +101,7 @@ class MultiAgent:
 
     @property
     def reports(self) -> tuple[str, ...]:
-        """Metrics that every epoch reports."""
+        """Metrics that exist before the first update, as NaN."""
         return tuple(self._named(lambda agent: dict.fromkeys(getattr(agent, "reports", ()))))
 
     @property

@@ -128,7 +128,7 @@ class Population:
 
     @property
     def reports(self) -> tuple[str, ...]:
-        """Metrics that every epoch reports."""
+        """Metrics that exist before the first update, as NaN."""
         return self._agents[0].reports
 
     @property

@@ -55,7 +55,7 @@ class SAC(ReplayAgent):
     actor_learning_rate: float | Schedule | None = option(default=None)
     temperature_learning_rate: float | Schedule | None = option(default=None)
 
-    reports = ("critic_loss", "action_value", "actor_loss", "entropy", "temperature")
+    reports = ("critic_loss", "action_value", "actor_loss", "entropy", "temperature", "grad_norm")
 
     def build_networks(self, generator: torch.Generator) -> _Networks:
         """Build the actor, critics, target critics, temperature and their learners."""
@@ -103,7 +103,7 @@ class SAC(ReplayAgent):
         metrics = self._critics.step(batch, None, report=report)
         error_B = metrics.pop("td_error")
         if (self.updates + 1) % self.actor_frequency == 0:  # the last update of a round reports all metrics
-            metrics |= self._step_actor(Batch(features, noise=noise_BA[1]), alpha, report)
+            metrics = self._step_actor(Batch(features, noise=noise_BA[1]), alpha, report) | metrics
         return (metrics | {"temperature": alpha}) if report else metrics, error_B
 
     def _step_actor(self, batch: Batch, alpha: Tensor, report: bool) -> dict[str, Tensor]:

@@ -188,7 +188,9 @@ def _annotate(loop: Loop, error: BaseException, event: Event, call: Any) -> None
     elif isinstance(call, Batches):
         error.add_note(f"in the data, {_where(loop.state)}")
     elif call in loop.metrics.updates:
-        error.add_note(f"in metric {call.__self__.name!r}, {_where(loop.state)}")
+        name = getattr(call.__self__, "name", None)
+        what = "the metrics of the step" if name is None else f"metric {name!r}"
+        error.add_note(f"in {what}, {_where(loop.state)}")
     elif call is not None:
         event.annotate(error, call, loop.state)
 

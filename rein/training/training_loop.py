@@ -350,9 +350,10 @@ def halt_when_all_ended(loop: Loop) -> None:
 
 
 def report_agent(loop: Loop, agent: Any) -> None:
-    """Declare the metrics that the agent reports, and set its learning rates as metrics at the end of each epoch."""
-    for name in getattr(agent, "reports", ()):
+    """Add the metrics that the agent reports, and set its learning rates as metrics at the end of each epoch."""
+    for name in getattr(agent, "reports", ()):  # before the first update
         loop.metric(name, name)
+    loop.metrics.report()
 
     @loop.epoch_completed.wire
     @loop.epoch_halted.wire

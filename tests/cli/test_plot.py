@@ -439,7 +439,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("words", "text"),
         [
-            (["--metric", "no_such"], "has no metric 'no_such'; the metrics are episode_return"),
+            (["--metric", "no_such"], "has no metric 'no_such'; the metrics are td_error, epsilon, episode_return"),
             (["--field", "action"], "give the number of an episode with --episode N"),
             (["--episode", "1", "--field", "no_such"], "no field 'no_such'; the fields are action, observation"),
             (["--episode", "99999"], "no episode 99999; 384 are stored"),
@@ -561,7 +561,7 @@ class TestPlotFunction:
     def test_no_run_and_unknown_metrics_and_clocks_are_errors(self, runs: dict[str, Path]) -> None:
         with pytest.raises(ValueError, match="at least one run"):
             rein.plot([])
-        with pytest.raises(ValueError, match="has no metric 'loss'; the metrics are episode_return"):
+        with pytest.raises(ValueError, match="has no metric 'loss'; the metrics are td_error, epsilon, episode_return"):
             rein.plot(runs["a"], "loss")
         with pytest.raises(ValueError, match="has no clock 'steps'; the clocks are env_steps"):
             rein.plot(runs["a"], clock="steps")  # type: ignore[arg-type]

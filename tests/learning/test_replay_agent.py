@@ -11,6 +11,7 @@ import rein
 from rein.agents.awac import AWAC
 from rein.agents.base.exploration import GaussianNoise, OrnsteinUhlenbeck, Plateau
 from rein.agents.ddpg import DDPG
+from rein.agents.discrete_sac import DiscreteSAC
 from rein.agents.dqn import DQN
 from rein.agents.iql import IQL
 from rein.agents.sac import SAC
@@ -241,6 +242,23 @@ def test_learn_accepts_whole_floats(updates):
     fed(agent, 10)
     agent.learn(updates)
     assert agent.updates == 12
+
+
+@pytest.mark.parametrize("kind", [SAC, DiscreteSAC, TD3, DDPG, AWAC, IQL])
+def test_grad_norm_of_an_actor_critic_is_that_of_the_critics(kind, monkeypatch):
+    agent, norms = made(kind, spaces.Discrete(3) if kind is DiscreteSAC else BOX), []
+    step = agent.learners["critics"].step
+
+    def spy(*arguments, **options):
+        metrics = step(*arguments, **options)
+        norms.append(float(metrics["grad_norm"]))
+        return metrics
+
+    monkeypatch.setattr(agent.learners["critics"], "step", spy)
+    agent.record_observation(transition(agent, 1, 0))
+    agent.record_observation(transition(agent, 1, 1))
+    metrics = [agent.learn(1) for _ in range(4)]
+    assert [float(each["grad_norm"]) for each in metrics] == norms
 
 
 @pytest.mark.parametrize("kind", KINDS)

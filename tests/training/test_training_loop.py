@@ -19,6 +19,7 @@ from rein.agents.pqn import PQN
 from rein.agents.sac import SAC
 from rein.envs.cartpole import CartPole
 from rein.envs.pendulum import Pendulum
+from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.stop_at import stop_at
 from rein.store.memory import MemoryStore
@@ -658,3 +659,85 @@ def test_run_with_update_or_interrupt_does_not_warn(ending, caplog):
     loop.iteration_completed(lambda state: loop.interrupt() if ending == "an interrupt" else None)
     loop.run(epochs=1)
     assert "update" not in caplog.text
+
+
+class Reporting(rein.Agent):
+    """Returns metrics of several kinds from every fourth step, without declaring them."""
+
+    def build(self, generator):
+        self.rollout = rein.replay.Rollout(4)
+
+    def act(self, observation, explore):
+        return torch.zeros(len(observation), dtype=torch.int64)
+
+    def update(self, rollout):
+        return {"policy_loss": torch.tensor(self.updates + 1.0), "share": self.updates / 8, **self.others()}
+
+    def others(self):
+        return {"td_error": torch.zeros(3), "note": "text", "optional": None if self.updates < 1 else 5}
+
+
+def reporting(kind=Reporting, **options):
+    environment = CartPole(2, seed=0)
+    return rein.training_loop(kind(environment, seed=0), environment, **options)
+
+
+def test_metrics_of_update_are_means_over_the_epoch_without_a_declaration():
+    state = reporting(epochs=2, iterations=8).run()
+    names = ("policy_loss", "share", "optional")
+    found = [[record.metrics[name] for name in names] for record in state.history]
+    assert found == [[1.5, 1 / 16, 5.0], [3.5, 5 / 16, 5.0]]
+    assert not {"td_error", "note"} & {*state.metrics}
+
+
+def test_undeclared_metric_is_nan_in_epochs_without_an_update():
+    records = reporting(epochs=5, iterations=2).run().history
+    assert "policy_loss" not in records[0].metrics
+    assert [record.metrics["policy_loss"] for record in records if record.epoch in (2, 4)] == [1.0, 2.0]
+    assert math.isnan(records[2].metrics["policy_loss"])
+
+
+def test_undeclared_metrics_resume_in_an_open_epoch(tmp_path):
+    def build(path):
+        loop = reporting(store=rein.HDF5Store(path, exist="resume"), epochs=2, iterations=11)
+        checkpoint(loop)
+        return loop
+
+    whole, cut = build(tmp_path / "whole"), build(tmp_path / "cut")
+    whole.run()
+    cut.iteration_completed(once=10)(lambda state: cut.interrupt())
+    cut.run()
+    cut.parts["store"].close()
+    resumed = build(tmp_path / "cut")
+    rein.resume(resumed)
+    assert (resumed.state.iteration, resumed.metrics["policy_loss"]) == (10, 1.5)
+    resumed.run()
+    assert rows_of(tmp_path / "cut" / "metrics.csv") == rows_of(tmp_path / "whole" / "metrics.csv")
+
+
+def test_declared_metric_replaces_the_one_of_the_same_name():
+    loop = reporting(epochs=1, iterations=8)
+    loop.metric("policy_loss", "policy_loss", "max")
+    assert loop.run().metrics["policy_loss"] == 2.0
+
+
+def test_update_that_returns_a_metric_of_the_loop_raises():
+    class Taking(Reporting):
+        def others(self):
+            return {"episode_return": 1.0}
+
+    with pytest.raises(ValueError, match="'episode_return'") as raised:
+        reporting(Taking, epochs=1, iterations=8).run()
+    assert "in the metrics of the step" in raised.value.__notes__[0]
+
+
+def test_population_reports_undeclared_means_over_its_learners():
+    class Numbers(Reporting):
+        def others(self):
+            return {}
+
+    environment = CartPole(2, seed=0)
+    agent = rein.Population(Numbers, environment, learners=1, seed=0)
+    state = rein.training_loop(agent, environment, epochs=1, iterations=8).run()
+    assert state.metrics["policy_loss"] == 1.5
+    assert not any(name.endswith("per_learner") for name in state.metrics)

@@ -73,8 +73,8 @@ class Agent(_HasOptions, abc.ABC):
       is constructed, and again if a seed is given later. Initialize parameters with `generator`.
     - `act(observation, explore)` returns a distribution or an action (N, ...), optionally as a pair with a dictionary
       of tensors (N, ...) to record. It runs without gradients. Draw random numbers from `self.generator`.
-    - `update(batch)` learns from a batch and returns metrics as tensors without gradients. The type of the batch
-      depends on the attributes that `build` assigns:
+    - `update(batch)` learns from a batch and returns metrics as tensors without gradients, which become metrics of the
+      epoch. The type of the batch depends on the attributes that `build` assigns:
 
       - `self.rollout`: the full rollout.
       - `self.replay`: a sample of `batch_size` rows (default 64), at every step after `learning_starts` env steps
@@ -100,7 +100,7 @@ class Agent(_HasOptions, abc.ABC):
     device: Any = option(default="cpu", check=checked_device, fixed=True, help="device of networks and memory")
 
     has_critic: ClassVar[bool] = True  # False if action values select the actions
-    reports: ClassVar[tuple[str, ...]] = ()  # metrics that every epoch reports; NaN without an update
+    reports: ClassVar[tuple[str, ...]] = ()  # metrics of `update` that exist before it is first called, as NaN
     stacked: ClassVar[Any] = None  # class that computes agents of exactly this class together, in a `Population`
 
     def __init_subclass__(cls, **arguments: Any) -> None:

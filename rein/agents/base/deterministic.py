@@ -51,7 +51,7 @@ class DeterministicAgent(ReplayAgent):
     critic: NetworkFactory | None = option(default=None)
     actor_learning_rate: float | Schedule | None = option(default=None)
 
-    reports = ("critic_loss", "action_value", "actor_loss", "noise")
+    reports = ("critic_loss", "action_value", "actor_loss", "noise", "grad_norm")
     critics: Any = 1
     target_noise: Any = 0.0
     target_noise_clip: Any = 0.0
@@ -100,7 +100,7 @@ class DeterministicAgent(ReplayAgent):
         metrics = self._critics.step(batch, None, report=report)
         error_B = metrics.pop("td_error")
         if (self.updates + 1) % self.actor_frequency == 0:
-            metrics |= self._actor.step(Batch(features), (networks.critics,), report=report)
+            metrics = self._actor.step(Batch(features), (networks.critics,), report=report) | metrics
         if report:
             metrics["noise"] = torch.tensor(self.exploration(**self.counts), dtype=torch.float32, device=self.device)
         return metrics, error_B

@@ -279,11 +279,11 @@ class StackedSAC(StackedActorsAndCritics):
         """Update the actors and, if they are learned, the temperatures."""
         settings = self.mlps["actor"], self.mlps["critics"], batch.observation, batch.noise[:, 1]  # type: ignore[index]
         gradients, metrics, log_prob_SB = soft_actor_gradient(*settings, self.alpha.unsqueeze(1), report=report)
-        norm_S = self.learners["actor"].step(gradients)
+        self.learners["actor"].step(gradients)
         if "temperature" in self.learners:
             error_S1 = log_prob_SB.mean(1, keepdim=True) + self.target_entropy
             self.learners["temperature"].step({"log": -error_S1})
-        return {**metrics, "grad_norm": norm_S} if report else {}
+        return metrics
 
     @property
     def alpha(self) -> Tensor:
@@ -332,8 +332,8 @@ class StackedDeterministicAgents(StackedActorsAndCritics):
         """Update the actors."""
         settings = self.mlps["actor"], self.mlps["critics"], batch.observation
         gradients, metrics = deterministic_actor_gradient(*settings, report=report)
-        norm_S = self.learners["actor"].step(gradients)
-        return {**metrics, "grad_norm": norm_S} if report else {}
+        self.learners["actor"].step(gradients)
+        return metrics
 
     def amounts(self) -> Metrics:
         """Return the sizes of the exploration noise."""
