@@ -77,6 +77,7 @@ class State:
     _left: bool = False  # if True, evaluations of this run end early and no new one begins
     _requests: list[Callable[[State], None]] = attrs.field(factory=list)
     _read_episodes: Callable[[], list[Any]] | None = None  # set while `episodes_completed` fires
+    _read_trajectory: Callable[[], Any] | None = None  # set while `epoch_ended` fires, if the loop has a store
     _saved_checkpoint: Path | None = None  # set while `checkpoint_saved` fires
     _receivers: list[Callable[[str, Any], None]] = attrs.field(factory=list)  # of `log`, one per attached logger
 
@@ -131,6 +132,20 @@ class State:
     def episodes_completed(self) -> list[Any]:
         """Episodes that ended in this step, in handlers of the event `episodes_completed`; otherwise empty."""
         return [] if self._read_episodes is None else self._read_episodes()
+
+    @property
+    def trajectory(self) -> Any:
+        """The ending epoch, a `rein.Trajectory`, in handlers of `epoch_ended` of a training loop with a store.
+
+        Its tensors are views that must not be changed and that the next epoch overwrites. Raises RuntimeError in other
+        events and without a store.
+        """
+        if self._read_trajectory is None:
+            raise RuntimeError(
+                "state.trajectory: no trajectory is available; read it in a handler of epoch_ended, in a training loop "
+                "with a store such as rein.MemoryStore()"
+            )
+        return self._read_trajectory()
 
     @property
     def saved_checkpoint(self) -> Path | None:

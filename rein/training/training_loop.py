@@ -472,7 +472,10 @@ def record_metrics(loop: Loop, store: Any) -> None:
 
 
 def write_trajectories(loop: Loop, store: Store, rows: RowBuffer, statistics: EpisodeStatistics) -> None:
-    """Append each epoch to the store when it ends, and flush the store when the run ends."""
+    """Append each epoch to the store when it ends, and flush the store when the run ends.
+
+    `state.trajectory` is readable while `epoch_ended` fires.
+    """
 
     def write_trajectory(state: State) -> None:
         if not state.epoch_open:  # if its end was interrupted, the next run requests it again
@@ -481,6 +484,12 @@ def write_trajectories(loop: Loop, store: Store, rows: RowBuffer, statistics: Ep
     @loop.epoch_ended.wire
     def request_write(state: State) -> None:
         state.request(write_trajectory)  # later, because handlers of this event may still add metrics
+        state._read_trajectory = lambda: trajectory(state, rows, statistics)
+
+    def forget_trajectory(state: State) -> None:
+        state._read_trajectory = None
+
+    loop.epoch_ended.wire(forget_trajectory, last=True)
 
     def flush_store(state: State) -> None:
         getattr(store, "end", store.flush)()
@@ -490,7 +499,7 @@ def write_trajectories(loop: Loop, store: Store, rows: RowBuffer, statistics: Ep
 
 
 def trajectory(state: State, rows: RowBuffer, statistics: EpisodeStatistics) -> Trajectory:
-    """Return the ending epoch for a store. Its fields are views that the next epoch overwrites."""
+    """Return the ending epoch for a store and for handlers. Its fields are views that the next epoch overwrites."""
     fields = rows.fields()
     for redundant in ("next_observation", "seed"):  # stored with the next row and with the episodes
         fields.pop(redundant, None)

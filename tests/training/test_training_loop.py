@@ -22,8 +22,10 @@ from rein.envs.pendulum import Pendulum
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.stop_at import stop_at
+from rein.store.host_copy import to_host
 from rein.store.memory import MemoryStore
 from rein.store.verify import verify_run
+from rein.testing.stateful import first_difference
 
 
 def trace(loop):
@@ -435,6 +437,48 @@ def test_metrics_added_at_epoch_end_are_stored(scripted, listening):
     loop.run(epochs=2, iterations=4)
     assert [t.metrics["score"] for t in store.trajectories] == [1.5, 3.0]
     assert store.trajectories[0].metrics["episode_return"] == 3.0
+
+
+@pytest.mark.parametrize("kind", ["memory", "files"])
+def test_handler_of_epoch_ended_reads_the_trajectory_that_is_stored_afterwards(scripted, listening, tmp_path, kind):
+    store = rein.MemoryStore() if kind == "memory" else rein.HDF5Store(tmp_path / "run", every=5, fields=["reward"])
+    environment, seen = scripted([2, 3]), []
+    loop = rein.training_loop(listening(environment), environment, store)
+
+    @loop.epoch_ended
+    def read(state):
+        state.metrics["total"] = state.trajectory.fields["reward"].sum()
+        seen.append(to_host(state.trajectory))  # a copy
+
+    loop.run(epochs=3, iterations=4)
+    assert [t.epoch for t in seen] == [1, 2, 3]
+    assert all({"observation", "action", "valid"} <= t.fields.keys() and "total" in t.metrics for t in seen)
+    if kind == "memory":
+        pairs = zip(seen, store.trajectories, strict=True)
+        assert all(first_difference(a._replace(clocks={}), b._replace(clocks={})) is None for a, b in pairs)
+
+
+def test_trajectory_is_unavailable_after_the_handlers_of_epoch_ended(scripted, listening):
+    environment = scripted([2, 3])
+    loop = rein.training_loop(listening(environment), environment, rein.MemoryStore())
+    loop.epoch_ended(lambda state: 1 / 0)
+
+    @loop.on("epoch_completed", "failed")
+    def read(state):
+        with pytest.raises(RuntimeError, match="epoch_ended"):
+            print(state.trajectory)
+
+    with pytest.raises(ZeroDivisionError):
+        loop.run(epochs=1, iterations=4)
+    read(loop.state)
+
+
+def test_trajectory_without_a_store_raises(scripted, listening):
+    environment = scripted([2, 3])
+    loop = rein.training_loop(listening(environment), environment)
+    loop.epoch_ended(lambda state: print(state.trajectory))
+    with pytest.raises(RuntimeError, match="MemoryStore"):
+        loop.run(epochs=1, iterations=4)
 
 
 @pytest.mark.parametrize("name", ["reward", "raw_reward", "observation", "seed"])
