@@ -24,7 +24,7 @@ from rein.errors import CheckpointError
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.describe import describe
 from rein.handlers.interrupts import Interrupts, interrupts
-from rein.handlers.output import UNSOLVED
+from rein.handlers.output import UNSOLVED, status_of
 from rein.handlers.progress import progress
 from rein.handlers.stop_at import stop_at
 from rein.loop import Loop
@@ -228,7 +228,7 @@ def summary(state: State, store: HDF5Store | None, each: Mapping[str, Sequence[A
     `each` has the values of all learners of a population for the options in which they differ.
     """
     clocks = state.clocks
-    ending = f"{state.status} ({state.reason})" if state.reason else f"{state.status}"
+    ending = f"{status_of(state)} ({state.reason})" if state.reason else status_of(state)
     lines = [f"{ending}: {clocks.env_steps:,} env steps, {clocks.episodes:,} episodes, {clocks.seconds:.1f} s"]
     solved = state.memory.get("solved")
     if solved:

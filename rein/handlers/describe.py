@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from rein.errors import StoreError, text_of
+from rein.handlers.output import status_of
 from rein.loop import Loop
 from rein.loop.info import run_info
 from rein.loop.state import INTERRUPT, State
@@ -46,5 +47,5 @@ def _end_of(state: State) -> dict[str, Any]:
         return {"status": "failed", "reason": None if error is None else text_of(error)[:1000]}
     if INTERRUPT in state.halts:
         return {"status": "interrupted", "reason": state.reason}
-    solved = "solved" in state.memory
-    return {"status": "solved" if solved else state.status, "reason": None if solved else state.reason}
+    status = "solved" if "solved" in state.memory else status_of(state)
+    return {"status": status, "reason": state.reason if status == "halted" else None}

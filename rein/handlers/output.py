@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from rein.loop.state import State
+from rein.loop.state import INTERRUPT, State
 
 UNSOLVED = "unsolved/"  # prefix of keys in `state.memory` for targets of `solved` that are not met yet
 GROUPS = ("train", "evaluation", "loss", "norm", "time")  # in the order of tables
@@ -130,10 +130,17 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
+def status_of(state: State) -> str:
+    """Return the status of a run that ended: "completed" if it was halted because a clock reached its limit."""
+    at_limit = any(getattr(state.clocks, clock) >= limit for clock, limit in state.limits.items())
+    halted = state.status == "halted" and INTERRUPT not in state.halts
+    return "completed" if halted and at_limit else str(state.status)
+
+
 def ending(state: State) -> str:
     """Return how a run ended: `completed after 0:12: not solved`."""
     reasons = dict.fromkeys(text for text in (state.reason, verdict(state)) if text)
-    return f"{state.status} after {duration(state.clocks.seconds)}" + f": {', '.join(reasons)}" * bool(reasons)
+    return f"{status_of(state)} after {duration(state.clocks.seconds)}" + f": {', '.join(reasons)}" * bool(reasons)
 
 
 def verdict(state: State) -> str | None:

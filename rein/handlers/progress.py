@@ -22,6 +22,7 @@ WINDOW = 100  # number of drawings over which the rate is computed
 CURVE = 40  # number of epochs in the curve of returns
 LEAST_COLUMNS, LEAST_ROWS = 60, 12  # smallest terminal with a panel
 MOST_COLUMNS = 100  # of the panel
+UNITS = ("env_steps", "iterations")  # by default, the first of these clocks that advances is shown
 RATES = ("env_steps", "updates", "episodes")  # clocks whose rates the panel shows
 BLOCKS = "▁▂▃▄▅▆▇█"
 SHOW_CURSOR = "\x1b[?25h"
@@ -32,7 +33,7 @@ def progress(
     loop: Loop,
     *,
     description: str = "",
-    unit: str = "env_steps",
+    unit: str | None = None,
     total: float | None = None,
     file: TextIO | None = None,
 ) -> None:
@@ -46,7 +47,8 @@ def progress(
     Args:
         loop: Loop to observe.
         description: Text in front of the progress.
-        unit: Name of the clock that measures the progress.
+        unit: Name of the clock that measures the progress. Default: `env_steps`, or without `total` and environments
+            `iterations`.
         total: Value of the clock at the end. Default: the epochs of the run or the limits of `stop_at`, see
             `State.remaining`.
         file: Open text file. Default: standard output.
@@ -54,8 +56,9 @@ def progress(
     Raises:
         ValueError: If the clock is unknown, or if `total` is not above 0.
     """
-    if unit not in CLOCKS:
+    if unit not in (None, *CLOCKS):
         raise ValueError(f"progress(unit={unit!r}): unknown clock; the clocks are {', '.join(CLOCKS)}")
+    unit = "env_steps" if unit is None and total is not None else unit
     if total is not None and not total > 0:
         raise ValueError(
             f"progress(total={total!r}): expected a number of {unit} above 0, or None for the epochs of the run"
@@ -76,15 +79,16 @@ class _Sample(NamedTuple):
     """Values read for one drawing."""
 
     seconds: float
-    counted: float  # value of the clock `unit`
+    counts: Mapping[str, float]  # values of the clock `unit`, or of those in `UNITS`
     done: float  # fraction of the run, 0 to 1; NaN if the run has no end
 
 
 class _Display:
     """Decides when to draw, reads the values, and passes them to a bar or to lines."""
 
-    def __init__(self, description: str, unit: str, total: float | None, file: TextIO | None) -> None:
-        self._description, self._unit, self._total, self._file = description, unit, total, file
+    def __init__(self, description: str, unit: str | None, total: float | None, file: TextIO | None) -> None:
+        self._description, self._total, self._file = description, total, file
+        self._units = UNITS if unit is None else (unit,)
         self._screen: _Bar | _Html | _Lines | None = None
         self._due = math.inf
         self._samples: collections.deque[_Sample] = collections.deque(maxlen=WINDOW)
@@ -111,7 +115,7 @@ class _Display:
             sample = self._sample(state)
             self._read_return(state)
             rows = self._rows(state) if self._screen.has_rows else {}
-            self._screen.draw(sample.done, f"{self._text(sample)}{self._left(sample)}", rows, _signalled(state))
+            self._screen.draw(sample.done, f"{self._text(sample)}{self._left(sample, state)}", rows, _signalled(state))
 
     def end(self, loop: Loop, state: State) -> None:
         """Draw a last time and release the terminal. Observer of the final events."""
@@ -130,12 +134,19 @@ class _Display:
             screen.close()
 
     def _sample(self, state: State) -> _Sample:
-        counted = getattr(state.clocks, self._unit)
-        done = 1.0 - state.remaining if self._total is None else min(1.0, counted / self._total)
-        now = time.perf_counter()
-        self._samples.append(_Sample(now, counted, done))
+        now, counts = time.perf_counter(), {name: getattr(state.clocks, name) for name in self._units}
+        done = 1.0 - state.remaining if self._total is None else min(1.0, counts[self._unit] / self._total)
+        self._samples.append(_Sample(now, counts, done))
         self._due = now + (self._screen.every if self._screen is not None else 0.0)
         return self._samples[-1]
+
+    @property
+    def _unit(self) -> str:
+        """The clock to show: the first of the units that has advanced."""
+        if len(self._units) == 1:
+            return self._units[0]
+        first, last = self._samples[0].counts, self._samples[-1].counts
+        return max(self._units, key=lambda name: last[name] > first[name])
 
     def _read_return(self, state: State) -> None:
         """Update the latest return. Early in an epoch it is NaN, because no episode has ended yet."""
@@ -149,28 +160,30 @@ class _Display:
 
     def _parts(self, sample: _Sample) -> dict[str, str]:
         parts = {} if math.isnan(sample.done) else {"share": f"{sample.done:4.0%}"}
-        parts["count"] = f"{sample.counted:,.0f} {self._unit}"
-        seconds, counted = sample.seconds - self._samples[0].seconds, sample.counted - self._samples[0].counted
+        first, unit = self._samples[0], self._unit
+        parts["count"] = f"{sample.counts[unit]:,.0f} {unit}"
+        seconds, counted = sample.seconds - first.seconds, sample.counts[unit] - first.counts[unit]
         if counted > 0 and seconds > 0:
             parts["rate"] = f"{counted / seconds:,.{0 if counted >= 10 * seconds else 2}f}/s"
         if not math.isnan(self._episode_return):
             parts["return"] = f"return {self._episode_return:,.5g}"
         return parts
 
-    def _left(self, sample: _Sample) -> str:
+    def _left(self, sample: _Sample, state: State) -> str:
         first = self._samples[0]
         if not sample.done > first.done:
             return ""
         seconds = (sample.seconds - first.seconds) * (1.0 - sample.done) / (sample.done - first.done)
-        return f"  {duration(seconds)} left"
+        return f"  {'< ' * _may_end_early(state)}{duration(seconds)} left"
 
     def _rows(self, state: State) -> dict[str, str]:
         """Return the rows of the panel: the target, and the returns, losses and rates of the last epochs."""
         rows = {"target": _target(state), "returns": _curve(state), "evaluation": _evaluation(state)}
         if state.history:
-            metrics = state.history[-1].metrics
-            losses = [(grouped(name), value) for name, value in metrics.items() if grouped(name).startswith("loss/")]
-            rows["loss"] = "   ".join(f"{name.removeprefix('loss/')} {short_number(value)}" for name, value in losses)
+            losses = [name for name in state.history[-1].metrics if grouped(name).startswith("loss/")]
+            values = {grouped(name).partition("/")[2]: _last_value(state, name) for name in losses}
+            known = {short: value for short, value in values.items() if not math.isnan(value)}
+            rows["loss"] = "   ".join(f"{short} {short_number(value)}" for short, value in known.items())
         rows["speed"] = "   ".join(self._rates(state))
         return {label: text for label, text in rows.items() if text}
 
@@ -189,6 +202,17 @@ def _signalled(state: State) -> bool:
     return INTERRUPT in state.halts and str(state.reason).startswith("interrupted by")
 
 
+def _may_end_early(state: State) -> bool:
+    """Return whether `solved` will end the run when its target is reached."""
+    return any(record["stop"] for key, record in state.memory.items() if key.startswith(UNSOLVED))
+
+
+def _last_value(state: State, name: str) -> float:
+    """Return the last value of a metric, which is NaN in epochs without an update; NaN if there is none."""
+    values = (record.metrics.get(name, math.nan) for record in reversed(state.history))
+    return next((value for value in values if not math.isnan(value)), math.nan)
+
+
 def _target(state: State) -> str:
     """Return the target of `solved`, and the last value of its metric."""
     records = [state.memory["solved"]] if "solved" in state.memory else []
@@ -196,7 +220,7 @@ def _target(state: State) -> str:
     if not records:
         return ""
     rule = records[0]
-    value = state.history[-1].metrics.get(rule["metric"], math.nan) if state.history else math.nan
+    value = _last_value(state, rule["metric"])
     reached = "reached" if "solved" in state.memory else f"now {short_number(value)}" * (not math.isnan(value))
     return f"{rule['metric']} ≥ {short_number(rule['at_least'])}   {reached}".rstrip()
 

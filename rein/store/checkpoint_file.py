@@ -38,6 +38,13 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]
     about: dict[str, Any]
 
+    def __repr__(self) -> str:
+        """Return the path, and below it progress and parts of the run, or the type of the part."""
+        shown = {name: self.about[name] for name in ("type", "epoch", "iteration", "clocks") if name in self.about}
+        if isinstance(parts := self.about.get("parts"), Mapping):
+            shown["parts"] = [*parts]
+        return "\n  ".join([f"Checkpoint {self.path}", *(f"{name}: {value!r:.200}" for name, value in shown.items())])
+
 
 def write_checkpoint(path: Path, state: Any, about: Mapping[str, Any], memory: Memory | None = None) -> None:
     """Write a state atomically. The file is safe on the disk when this function returns.

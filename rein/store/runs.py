@@ -6,7 +6,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from rein.store.metrics import EPOCHS, EVALUATIONS, CSVTable
 RETURNS = ("episode_return_100", "episode_return", "evaluation_return")
 _IGNORED = ("threads", "run", "resume", "quiet", "debug")  # options of a recipe that do not change results
 _EVALUATED = ("return", "length", "success_rate")  # columns of evaluations.csv, by their first letters
+NUMBERS = ("return", "evaluation", "env steps", "time")  # columns of a table that are aligned to the right
+OPTIONS = 5  # maximum number of options in a table
+CHARACTERS = 40  # of an option in a printed list of runs
 _STATUSES = ("completed", "solved", "halted", "interrupted", "failed")  # that `run.json` can contain
 
 
@@ -64,8 +67,71 @@ class RunSummary:
         return self.metrics.get("seconds", 0.0)
 
 
-def list_runs(folder: str | os.PathLike[str] = "runs") -> list[RunSummary]:
-    """Return a summary of each run in a folder and its subfolders, sorted by path.
+class RunList(list[RunSummary]):
+    """Summaries of the runs in a folder. Printing it shows a table."""
+
+    def __init__(self, runs: Iterable[RunSummary], folder: Path) -> None:
+        super().__init__(runs)
+        self.folder = folder
+
+    def name(self, run: RunSummary) -> str:
+        """Return the name of a run: its path in the folder."""
+        return run.path.name if run.path == self.folder else str(run.path.relative_to(self.folder))
+
+    def columns(self, options: Sequence[str]) -> list[tuple[str, list[str]]]:
+        """Return the headings and the cells of a table. The last columns are `options` of the runs."""
+        columns = [
+            ("run", [self.name(run) for run in self]),
+            ("status", [run.status for run in self]),
+            ("return", [_number(run.mean_return) for run in self]),
+            ("evaluation", [_number(run.metrics.get("evaluation_return", math.nan)) for run in self]),
+            ("env steps", ["-" if run.status == "damaged" else f"{run.env_steps:,}" for run in self]),
+            ("time", ["-" if run.status == "damaged" else _duration(run.seconds) for run in self]),
+            ("recipe or agent", [run.name or "-" for run in self]),
+        ]
+        for option in options:
+            heading = option.removeprefix("agent.").replace("_", " ")
+            columns.append((heading, [_value(run.options[option]) if option in run.options else "-" for run in self]))
+        left_out = [] if any("evaluation_return" in run.metrics for run in self) else ["evaluation"]
+        left_out += [] if len({run.name for run in self if run.status != "damaged"}) > 1 else ["recipe or agent"]
+        return [(heading, cells) for heading, cells in columns if heading not in left_out]
+
+    def __repr__(self) -> str:
+        """Return the table as text."""
+        if not self:
+            return f"no runs in {self.folder}"
+        aligned = []
+        for heading, cells in self.columns(differing(self)[:OPTIONS]):
+            texts = [_printable(text if heading == "run" else text[:CHARACTERS]) for text in (heading, *cells)]
+            width = max(map(len, texts))
+            aligned.append([text.rjust(width) if heading in NUMBERS else text.ljust(width) for text in texts])
+        return "\n".join("  ".join(row).rstrip() for row in zip(*aligned, strict=True))
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.5g}"
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _printable(text: str) -> str:
+    """Return a text, which may come from a received file, without control characters."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _duration(seconds: float) -> str:
+    """Return seconds as `12 s`, `3m 05s` or `1h 02m`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m {rest:02d}s" if minutes < 60 else f"{minutes // 60:,}h {minutes % 60:02d}m"
+
+
+def list_runs(folder: str | os.PathLike[str] = "runs") -> RunList:
+    """Return a summary of each run in a folder and its subfolders, sorted by path. Print it to see a table.
 
     The folder may be the folder of one run. Folders inside of a run, such as recorded evaluations, are not listed. A
     run that cannot be read has the status "damaged". A run that has not ended is "running" if a process has locked its
@@ -81,7 +147,7 @@ def list_runs(folder: str | os.PathLike[str] = "runs") -> list[RunSummary]:
     if not folder.is_dir():
         what = "it is not a folder" if folder.exists() else "the folder does not exist"
         raise StoreError(f"{folder}: no runs, because {what}")
-    return [_summary(path) for path in sorted(_folders(folder), key=_natural)]
+    return RunList([_summary(path) for path in sorted(_folders(folder), key=_natural)], folder)
 
 
 def differing(runs: Sequence[RunSummary]) -> list[str]:

@@ -146,7 +146,7 @@ def test_new_limit_replaces_earlier_limits(work_folder, capsys):
     main([*TRAIN, "--run", "mine", "--epochs", "3", "--num-envs", "8"])
     steps = newest("mine").about["clocks"]["env_steps"]
     main(["resume", "mine", "--quiet", f"--env_steps={3 * steps}"])
-    assert f"halted (env_steps has reached {3 * steps}" in capsys.readouterr().out.replace(",", "")
+    assert f"completed (env_steps has reached {3 * steps}" in capsys.readouterr().out.replace(",", "")
     assert recipe("mine")["options"]["epochs"] == 3 and recipe("mine")["options"]["env_steps"] == 3 * steps
     assert "--epochs" not in recipe("mine")["given"]
     reached = newest("mine").about["epoch"]
@@ -158,7 +158,8 @@ def test_new_limit_replaces_earlier_limits(work_folder, capsys):
 
 
 def test_limits_given_together_both_apply(work_folder, capsys):
-    for first, second, end in (("3", "100000", "completed: "), ("100000", "300", "halted (env_steps has reached 300)")):
+    reached = "completed (env_steps has reached 300)"
+    for first, second, end in (("3", "100000", "completed: "), ("100000", "300", reached)):
         main([*TRAIN, "--run", end, "--epochs", first, "--env-steps", second, "--num-envs", "4"])
         main(["resume", end, "--quiet"])
         assert [line for line in capsys.readouterr().out.splitlines() if line.startswith(end)]

@@ -186,7 +186,7 @@ def test_invalid_command_leaves_no_folder(work_folder, options):
 
 def test_env_steps_replace_the_epochs_of_the_recipe(work_folder, capsys):
     main(["train", "gridworld", "--quiet", "--env-steps", "200000", "--iterations", "40", "--no-stop-when-solved"])
-    assert "halted (env_steps has reached 200,000): 200," in capsys.readouterr().out
+    assert "completed (env_steps has reached 200,000): 200," in capsys.readouterr().out
 
 
 def test_run_folder_for_a_function_without_store_raises(work_folder, capsys):

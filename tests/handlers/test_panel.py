@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import rein
-from rein.handlers.progress import _curve, _evaluation, _target
+from rein.handlers.progress import _curve, _Display, _evaluation, _target
 
 fcntl, pty, termios = (pytest.importorskip(name) for name in ("fcntl", "pty", "termios"))  # not on Windows
 
@@ -164,6 +164,18 @@ def test_curve_has_a_block_per_epoch_with_a_return(state: rein.State) -> None:
     assert _curve(state) == "█▁▅   1 to 3"
     state.history.clear()
     assert _curve(state) == ""
+
+
+def test_rows_have_the_last_value_of_a_metric_that_some_epochs_lack() -> None:
+    terminal, values = io.StringIO(), [0.25, float("nan"), float("nan")]
+    loop = rein.Loop(lambda state: None, epochs=4, iterations=1)
+    loop.metric("policy_loss", lambda state: values[state.epoch - 1] if state.epoch < 4 else None)
+    loop.metric("value_loss", lambda state: None)
+    rows = _Display("", "iterations", None, terminal)
+    loop.started.observe(rows.begin)
+    loop.run()
+    rows._sample(loop.state)
+    assert rows._rows(loop.state)["loss"] == "policy 0.25"
 
 
 def test_target_and_evaluation_are_read_from_the_memory(state: rein.State) -> None:

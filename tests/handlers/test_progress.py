@@ -123,6 +123,28 @@ def test_metrics_and_clocks_are_read_only_when_drawing(
         assert 90 <= number.fetched <= 102  # every tenth iteration, the first and the last
 
 
+@pytest.mark.parametrize("env_steps", [0, 50_000])
+def test_loop_without_environments_shows_iterations(watch: SimpleNamespace, env_steps: int) -> None:
+    def step(state: State) -> None:
+        watch.now += 1.0
+
+    file, loop = io.StringIO(), Loop(step, iterations=12)
+    loop.started.wire(lambda state: state.clocks.advance(env_steps=env_steps))  # of an agent that has trained before
+    progress(loop, file=file)
+    loop.run()
+    assert file.getvalue().splitlines()[0] == " 42%  5 iterations  1.00/s  0:07 left"
+
+
+def test_time_left_is_an_upper_bound_if_the_run_may_be_solved_earlier(slow_step: Callable[[State], None]) -> None:
+    file, loop = io.StringIO(), Loop(slow_step, epochs=10, iterations=1)
+    loop.metric("score", lambda state: float(state.epoch))
+    rein.solved(loop, "score", at_least=8)
+    rein.solved(loop, "score", at_least=100, stop=False)
+    progress(loop, file=file)
+    loop.run()
+    assert file.getvalue().splitlines()[0].endswith("10/s  < 0:05 left")
+
+
 def test_latest_return_is_shown(slow_step: Callable[[State], None]) -> None:
     """Until an episode ends in the new epoch, this is the return of the previous epoch."""
     file = io.StringIO()

@@ -137,6 +137,13 @@ def test_given_seeds_must_match_the_seeds_of_the_run(tmp_path):
         rein.resume(make(tmp_path, seed=drawn + 1, evaluated=True), tmp_path)
 
 
+def test_printed_checkpoint_is_short(tmp_path):
+    interrupted(tmp_path / "run", 8)
+    text = repr(rein.resume(make(tmp_path / "run")))
+    assert len(text) < 1000 and text.count("\n") < 10
+    assert "epoch: 2" in text and "'agent'" in text
+
+
 def test_files_newer_than_the_checkpoint_are_moved_aside(tmp_path):
     path = tmp_path / "run"
     finish(make(path))

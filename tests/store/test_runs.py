@@ -47,8 +47,9 @@ def status_of(path: Path) -> tuple[str, str | None]:
         (lambda loop: loop.epoch_ended(once=2)(lambda state: state.halt_loop("enough")), ("halted", "enough")),
         (lambda loop: loop.epoch_ended(once=2)(lambda state: loop.interrupt("SIGTERM")), ("interrupted", "SIGTERM")),
         (lambda loop: rein.solved(loop, "episode_return", at_least=1.0), ("solved", None)),
+        (lambda loop: rein.stop_at(loop, env_steps=200), ("completed", None)),
     ],
-    ids=["completed", "halted", "interrupted", "solved"],
+    ids=["completed", "halted", "interrupted", "solved", "limit"],
 )
 def test_status_and_reason_of_a_run_that_ended(tmp_path: Path, attach: Any, expected: Any) -> None:
     train(tmp_path, attach)
@@ -154,6 +155,17 @@ def test_table_has_the_options_that_differ(tmp_path: Path, capsys: pytest.Captur
     assert header.split() == ["run", "status", "return", "env", "steps", "time", "seed"]
     assert (first.split()[:2], first.split()[-1]) == (["seed-0", "completed"], "0")
     assert second.split()[-1] == "1"
+
+
+def test_printed_list_of_runs_is_a_table(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        train(tmp_path / f"seed-{seed}", seed=seed, epochs=1)
+    path = tmp_path / "seed-1" / "run.json"
+    path.write_text(path.read_text().replace('"seed": 1', '"seed": "\\u001b[31m"'))
+    header, first, second = str(rein.list_runs(tmp_path)).splitlines()
+    assert header.split() == ["run", "status", "return", "env", "steps", "time", "seed"]
+    assert (first.split()[:2], first.split()[-1]) == (["seed-0", "completed"], "0")
+    assert second.endswith("?[31m")
 
 
 def test_folder_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
