@@ -158,6 +158,7 @@ _SCHEDULE = "give a schedule, as in learning_rate=linear(3e-4, 0.0, env_steps=10
 
 # Option without an equivalent option in rein -> what to do instead.
 INSTEAD: dict[str, str] = {
+    "observation_space": "give the environment first; rein.load_agent(path) builds the agent of a run again",
     "policy": _NETWORKS,
     "policy_kwargs": _NETWORKS,
     "env": "give the environment to rein.train or rein.training_loop",
@@ -238,6 +239,42 @@ LOOP_METHODS: dict[str, str] = {
     "fit": "loop.run()",
     "learn": "loop.run()",
     "train": "loop.run()",
+}
+
+_VECTOR = 'rein.make("CartPole-v1", num_envs=8)'
+_NORMALIZED = "the options normalize_observation=True and normalize_reward=True of an agent"
+
+# Class or function of another library -> rein's way to do the same.
+EXPORTS: dict[str, str] = {
+    "A3C": "rein.A2C, or rein.IMPALA with collection=rein.Asynchronous()",
+    "APPO": "rein.IMPALA with collection=rein.Asynchronous()",
+    "BaseCallback": "a function of the state, attached with @loop.epoch_ended",
+    "CheckpointCallback": "rein.checkpoint",
+    "Callback": "a function of the state, attached with @loop.epoch_ended",
+    "DummyVecEnv": _VECTOR,
+    "DoubleDQN": "rein.DQN, in which double=True is the default",
+    "EarlyStopping": "rein.early_stop",
+    "EvalCallback": "rein.evaluate_every",
+    "MaskablePPO": "rein.PPO, and rein.make(id, action_mask=True)",
+    "ModelCheckpoint": "rein.checkpoint",
+    "Monitor": "the metrics episode_return and episode_length, which every training loop has",
+    "PrioritizedReplayBuffer": "rein.replay.PrioritizedReplay",
+    "ProgressBarCallback": "rein.progress",
+    "QRDQN": "rein.IQN",
+    "RecurrentPPO": "rein.PPO with core=",
+    "ReplayBuffer": "rein.replay.Replay",
+    "RolloutBuffer": "rein.replay.Rollout",
+    "StopTrainingOnNoModelImprovement": "rein.early_stop",
+    "StopTrainingOnRewardThreshold": "rein.solved",
+    "SubprocVecEnv": 'rein.make("CartPole-v1", num_envs=8, workers=8)',
+    "SyncVectorEnv": _VECTOR,
+    "AsyncVectorEnv": 'rein.make("CartPole-v1", num_envs=8, workers=8)',
+    "TRPO": "rein.PPO",
+    "Trainer": "rein.training_loop, or rein.train",
+    "VecNormalize": _NORMALIZED,
+    "evaluate_policy": "rein.evaluate",
+    "make_vec": _VECTOR,
+    "make_vec_env": _VECTOR,
 }
 
 COMMANDS: dict[str, str] = {

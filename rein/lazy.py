@@ -75,6 +75,9 @@ class _LazyPackage(ModuleType):
     def _suggestion(self, name: str) -> str:
         import difflib
 
+        instead = importlib.import_module("rein.foreign_names").EXPORTS
+        if name in instead:
+            return f"; use {instead[name]}"
         names = {exported.lower(): exported for exported in self._exports}
         near = difflib.get_close_matches(name.lower(), names, 1)
         return f"; did you mean {self.__name__}.{names[near[0]]}?" if near else ""

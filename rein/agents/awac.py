@@ -12,7 +12,7 @@ from rein.agents.base.closed_form import critic_gradient, has_closed_form
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import critic_loss, likelihood_loss
 from rein.agents.base.options import above_zero, one_of, option
-from rein.agents.base.replay_agent import ReplayAgent
+from rein.agents.base.replay_agent import ContinuousActions, ReplayAgent
 from rein.networks.actor_critic import ContinuousNetworks
 from rein.networks.custom_networks import NetworkFactory
 from rein.networks.reserved import Features
@@ -23,7 +23,7 @@ from rein.schedules import Schedule
 from rein.types import Tree
 
 
-class AWAC(ReplayAgent):
+class AWAC(ContinuousActions, ReplayAgent):
     """Advantage-weighted actor-critic (Nair et al. 2020): imitates recorded actions, weighted by their advantage.
 
     Targets and losses::

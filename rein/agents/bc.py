@@ -19,6 +19,7 @@ from rein.agents.base.options import flag, option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.networks.actor_critic import Actor, Scale
 from rein.networks.encoder import EncoderFactory, Preprocessor, encoder_for
+from rein.networks.heads import check_bounded
 from rein.networks.q_networks import QNetwork
 from rein.networks.reserved import inputs_of
 from rein.ops.exploration import boltzmann
@@ -48,6 +49,12 @@ class BC(DiscreteActions, ReplayAgent):
 
     reports = ("actor_loss", "grad_norm")
     values = False
+
+    @classmethod
+    def check_spaces(cls, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        """Raise ValueError unless the action space is Discrete, or a Box of floating-point numbers with bounds."""
+        if not isinstance(action_space, spaces.Discrete):
+            check_bounded(action_space)
 
     def build_networks(self, generator: torch.Generator) -> nn.Module:
         """Build the actor and its learner."""

@@ -14,7 +14,7 @@ from rein.agents.base.closed_form import critic_gradient, has_closed_form
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import critic_loss, likelihood_loss
 from rein.agents.base.options import in_unit_interval, not_negative, option
-from rein.agents.base.replay_agent import ReplayAgent
+from rein.agents.base.replay_agent import ContinuousActions, ReplayAgent
 from rein.networks.actor_critic import ContinuousNetworks, StateValue
 from rein.networks.custom_networks import CustomModules, CustomValue, NetworkFactory, encoder_of
 from rein.networks.reserved import Features
@@ -33,7 +33,7 @@ def _between_zero_and_one(value: Any) -> float:
     return float(value)
 
 
-class IQL(ReplayAgent):
+class IQL(ContinuousActions, ReplayAgent):
     """Implicit Q-learning (Kostrikov et al. 2022): offline learning that evaluates recorded actions only.
 
     Targets and losses::

@@ -225,6 +225,7 @@ class MultiAgentPolicy:
     def __init__(self, agent: MultiAgent, policies: Mapping[str, Policy]) -> None:
         """Create a policy from those of all groups."""
         self.device = agent.device
+        self.observation_space, self.action_space = agent.observation_space, agent.action_space
         self._agent, self.policies = agent, dict(policies)
 
     def __repr__(self) -> str:

@@ -68,7 +68,9 @@ class Population:
             raise TypeError(f"Population({kind!r}): give a class of agents, such as rein.PPO")
         if not hasattr(env, "num_envs"):
             raise TypeError(f"Population(env={env!r}): give an environment of rein with S * N rows, see rein.make")
-        if learners < 1 or env.num_envs % learners:
+        if not isinstance(learners, int | np.integer) or learners < 1:
+            raise ValueError(f"Population(learners={learners!r}): give a whole number, 1 or more")
+        if env.num_envs % learners:
             raise ValueError(
                 f"Population(learners={learners}): {env.num_envs} environments cannot be split into {learners} equal "
                 "parts; give num_envs=learners * environments of a learner"
@@ -318,6 +320,7 @@ class PopulationPolicy:
     def __init__(self, population: Population, policies: Sequence[Policy]) -> None:
         """Create a policy from those of all learners."""
         self.device = population.device
+        self.observation_space, self.action_space = population.observation_space, population.action_space
         self._population, self.policies = population, list(policies)
 
     def __repr__(self) -> str:

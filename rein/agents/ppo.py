@@ -5,6 +5,7 @@ Shapes: T steps of a rollout, N environments, M minibatches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,6 +70,15 @@ class PPO(OnPolicyAgent):
         check=_segments,
         help="sample whole sequences in proportion to their advantages instead of shuffling rows",
     )
+
+    def __attrs_post_init__(self) -> None:
+        rows = self.rollout_steps * getattr(self.observation_space, "num_envs", math.inf)  # of an environment
+        if self.minibatches > rows:
+            raise ValueError(
+                f"PPO(minibatches={self.minibatches}): a rollout of {self.rollout_steps} steps has {rows} rows, fewer "
+                "than minibatches; use more environments, a longer rollout or fewer minibatches"
+            )
+        super().__attrs_post_init__()
 
     def update(self, rollout: Rollout) -> dict[str, Tensor]:
         """Make `update_epochs` passes over a full rollout and return the mean metrics of the last pass."""

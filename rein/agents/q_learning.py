@@ -15,7 +15,6 @@ from torch import Tensor
 from rein.agents.base.agent import Agent
 from rein.agents.base.options import in_unit_interval, option
 from rein.agents.base.value_agent import EpsilonGreedy
-from rein.networks.heads import OTHER_SPACES
 from rein.networks.reserved import mask_of, visible, visible_space
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.values import mask_values, share_of_duplicates, step_toward_, td_target
@@ -44,10 +43,15 @@ class QLearning(EpsilonGreedy, Agent):
     gamma: float = option(default=0.99)
     epsilon: float | Schedule = option(default=0.1)
 
+    @classmethod
+    def check_spaces(cls, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        """Raise ValueError unless observations are Discrete or MultiDiscrete and actions Discrete."""
+        super().check_spaces(observation_space, action_space)
+        if not isinstance(space := visible_space(observation_space), spaces.Discrete | spaces.MultiDiscrete):
+            raise ValueError(f"the observation space is {space}; a table needs Discrete or MultiDiscrete observations")
+
     def build(self, generator: torch.Generator) -> None:
         """Build the table."""
-        if not isinstance(self.action_space, spaces.Discrete):
-            raise ValueError(f"QLearning requires a Discrete action space, got {self.action_space}: {OTHER_SPACES}")
         self._row = _RowIndex(visible_space(self.observation_space), self.device)  # type: ignore[arg-type]
         shape = self._row.states, int(self.action_space.n)
         self.table = torch.empty(shape, dtype=torch.float32, device=self.device)
@@ -94,13 +98,11 @@ class QLearning(EpsilonGreedy, Agent):
 class _RowIndex:
     """Maps an observation to its row of the table: the row-major index, counted from the `start` of each dimension."""
 
-    def __init__(self, space: spaces.Space[Any], device: torch.device) -> None:
+    def __init__(self, space: spaces.Discrete | spaces.MultiDiscrete, device: torch.device) -> None:
         if isinstance(space, spaces.Discrete):
             sizes, start = [int(space.n)], [int(space.start)]
-        elif isinstance(space, spaces.MultiDiscrete):
-            sizes, start = space.nvec.reshape(-1).tolist(), space.start.reshape(-1).tolist()
         else:
-            raise ValueError(f"QLearning requires a Discrete or MultiDiscrete observation space, got {space}")
+            sizes, start = space.nvec.reshape(-1).tolist(), space.start.reshape(-1).tolist()
         strides = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]
         self.states = math.prod(sizes)
         self._shape = space.shape or ()

@@ -14,7 +14,7 @@ from rein.agents.base.closed_form import critic_gradient, has_closed_form, soft_
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import Temperature, check_learned, critic_loss, temperature_loss
 from rein.agents.base.options import option
-from rein.agents.base.replay_agent import ReplayAgent
+from rein.agents.base.replay_agent import ContinuousActions, ReplayAgent
 from rein.agents.base.stacked.replay import StackedSAC
 from rein.networks.actor_critic import Actor, ContinuousNetworks
 from rein.networks.custom_networks import NetworkFactory
@@ -26,7 +26,7 @@ from rein.schedules import Schedule
 from rein.types import Tree
 
 
-class SAC(ReplayAgent):
+class SAC(ContinuousActions, ReplayAgent):
     """Soft actor-critic (Haarnoja et al. 2018): maximizes expected return plus entropy.
 
     Targets and losses::

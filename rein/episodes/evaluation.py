@@ -11,7 +11,9 @@ import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.contract import agents_per_world, check_range
@@ -22,6 +24,8 @@ from rein.episodes.recorder import Recorder
 from rein.episodes.step import check_part, step_active
 from rein.errors import NonFiniteError
 from rein.foreign_names import check_keywords
+from rein.networks.encoder import children
+from rein.networks.reserved import visible_space
 from rein.ops.statistics import interquartile_mean
 from rein.ops.trees import to_device
 from rein.protocols import AgentProtocol, Environment, Policy, Replayable
@@ -145,7 +149,8 @@ def evaluate(
             in each call.
 
     Raises:
-        ValueError: If `episodes` is below 1, or if the number of seeds differs from it.
+        ValueError: If `episodes` is below 1, if the number of seeds differs from it, or if the policy has spaces of
+            other shapes than the environment.
         TypeError: If `policy` is not a policy, or if seeds are given and the environment is not `Replayable`.
         NonFiniteError: If a reward or an observation that the policy acts on is NaN or infinite. Observations are not
             checked for a `RandomPolicy`, which does not use them.
@@ -190,7 +195,10 @@ def greedy_policy(policy: Any) -> Any:
 
 
 def check_parts(policy: Any, environment: Any) -> None:
-    """Raise TypeError unless the arguments are a policy and an environment. The message suggests a fix."""
+    """Raise TypeError or ValueError unless the arguments are a policy and an environment that fit together.
+
+    Policies without `observation_space` and `action_space` fit every environment. The message suggests a fix.
+    """
     if not isinstance(policy, Policy):
         hint = ""
         if isinstance(environment, Policy):
@@ -202,6 +210,20 @@ def check_parts(policy: Any, environment: Any) -> None:
             )
         raise TypeError(f"evaluate(policy, ...): {type(policy).__name__} is not a Policy{hint}")
     check_part("evaluate", environment, Environment)
+    for name in ("observation_space", "action_space"):
+        mine, theirs = getattr(policy, name, None), getattr(environment, f"single_{name}")
+        if mine is not None and _form(visible_space(mine)) != _form(visible_space(theirs)):
+            raise ValueError(
+                f"evaluate: the spaces differ: the {name.replace('_', ' ')} of the policy is {mine}, and that of the "
+                f"environment is {theirs}; build the environment as for training, with the same wrappers"
+            )
+
+
+def _form(space: spaces.Space[Any]) -> Any:
+    """Return the names, shapes and numbers of choices in a space, without the bounds of its numbers."""
+    if (inner := children(space)) is not None:
+        return {name: _form(part) for name, part in inner.items()}
+    return space.shape, *(np.asarray(getattr(space, name, -1)).tolist() for name in ("n", "nvec", "start"))
 
 
 class _Round(NamedTuple):

@@ -281,13 +281,10 @@ def check_part(caller: str, part: Any, protocol: type) -> None:
     hint = f"it lacks {', '.join(absent)}"
     if protocol is Environment and hasattr(part, "step"):
         vector = hasattr(part, "single_observation_space")
-        wrapper = (
-            "GymnasiumVectorEnvironment(environment)" if vector else "GymnasiumEnvironment(id_or_factory, num_envs)"
-        )
-        hint = f"wrap Gymnasium environments with rein.envs.gymnasium.{wrapper}"
-        hint += ", and simulators of torch tensors with rein.TensorEnvironment(environment)" if vector else ""
+        hint = f"build Gymnasium environments with rein.make({'environment' if vector else 'id_or_factory, num_envs'})"
+        hint += ", and wrap simulators of torch tensors with rein.TensorEnvironment(environment)" if vector else ""
     elif protocol is Environment and isinstance(part, str):
-        hint = f"pass rein.envs.gymnasium.GymnasiumEnvironment({part!r}, num_envs)"
+        hint = f"pass rein.make({part!r}, num_envs)"
     elif protocol is Store:
         hint = f"pass the path of a new run or a rein.HDF5Store; {hint}"
     raise TypeError(f"{caller}: {kind} is not a valid {protocol.__name__.removesuffix('Protocol')}; {hint}")

@@ -310,7 +310,13 @@ class Metrics(MutableMapping[str, Any]):
             raise ValueError(
                 f"metrics[{name!r}]: a metric must be one number, got a tensor of shape {tuple(value.shape)}"
             )
-        self._assigned[name] = value.detach().clone() if isinstance(value, Tensor) else float(value)
+        try:
+            self._assigned[name] = value.detach().clone() if isinstance(value, Tensor) else float(value)
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"metrics[{name!r}] = {value!r:.100}: a metric must be one number; use state.log(name, text) for "
+                "loggers, or state.memory for other values"
+            ) from None
         self.just_assigned.add(name)
 
     def __delitem__(self, name: str) -> None:

@@ -6,12 +6,12 @@ import collections
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import attrs
 
 from rein.loop.checks import check_runs, same
-from rein.loop.clocks import Clocks
+from rein.loop.clocks import CLOCKS, Clocks
 
 
 class EpochRecord(NamedTuple):
@@ -80,6 +80,13 @@ class State:
     _read_trajectory: Callable[[], Any] | None = None  # set while `epoch_ended` fires, if the loop has a store
     _saved_checkpoint: Path | None = None  # set while `checkpoint_saved` fires
     _receivers: list[Callable[[str, Any], None]] = attrs.field(factory=list)  # of `log`, one per attached logger
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in CLOCKS:
+                raise AttributeError(f"a state has no {name}; use state.clocks.{name}")
+            raise AttributeError(f"'State' object has no attribute {name!r}")
 
     def __repr__(self) -> str:
         return f"State({self.status}, epoch={self.epoch}, iteration={self.iteration}, {self.clocks!r})"

@@ -25,7 +25,7 @@ from rein.networks.custom_networks import (
     encoder_of,
 )
 from rein.networks.encoder import EncoderFactory, Preprocessor, Tree, encoder_for, features_of, through
-from rein.networks.heads import OTHER_SPACES, DiscreteHead, action_head, count_actions, has_width
+from rein.networks.heads import DiscreteHead, action_head, check_bounded, count_actions
 from rein.networks.mlp import Stack, orthogonal_linear
 from rein.networks.recurrent import Core
 from rein.networks.reserved import Features, Inputs, inputs_of
@@ -188,24 +188,11 @@ class Scale(nn.Module):
     high: Tensor
 
     def __init__(self, space: spaces.Space[Any], device: torch.device) -> None:
-        """Create the scaling. Raises ValueError unless low < high, and high - low is finite in float32."""
+        """Create the scaling. Raises ValueError for a space that `check_bounded` refuses."""
         super().__init__()
-        if not isinstance(space, spaces.Box):
-            raise ValueError(
-                f"the action space is {space}; continuous actions need a Box with finite bounds: {OTHER_SPACES}"
-            )
-        if not has_width(space):
-            raise ValueError(
-                f"the action space is {space}; continuous actions need a Box with finite bounds, low < high and"
-                " high - low finite in float32"
-            )
-        if not space.shape or 0 in space.shape or not np.issubdtype(space.dtype, np.floating):
-            raise ValueError(
-                f"the action space is {space}; continuous actions must be one or more floating-point numbers: "
-                f"{OTHER_SPACES}"
-            )
-        self.shape, self.actions = space.shape, int(np.prod(space.shape))
-        for name, bound in (("low", space.low), ("high", space.high)):
+        box = check_bounded(space)
+        self.shape, self.actions = box.shape, int(np.prod(box.shape))
+        for name, bound in (("low", box.low), ("high", box.high)):
             self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32, device=device).flatten(), False)
 
     def to_action(self, x_NA: Tensor) -> Tensor:

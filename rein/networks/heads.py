@@ -19,7 +19,6 @@ from rein.networks.mlp import orthogonal_linear
 from rein.networks.reserved import ACTION_MASK
 from rein.ops.distributions import BallNormal, Categorical, Distribution, MultiDiscrete, Normal, Product, SquashedNormal
 
-OTHER_SPACES = "use PPO, A2C or IMPALA for other action spaces"  # part of error messages
 _MOST_CHOICES = 1 << 16  # of one integer of a Box
 
 
@@ -32,8 +31,18 @@ def width(space: spaces.Box) -> np.ndarray[Any, np.dtype[np.float32]]:
 def count_actions(space: spaces.Space[Any]) -> int:
     """Return the number of actions. Raises ValueError unless the action space is Discrete."""
     if not isinstance(space, spaces.Discrete):
-        raise ValueError(f"the action space is {space}; this agent requires Discrete actions: {OTHER_SPACES}")
+        raise ValueError(f"the action space is {space}; this agent requires Discrete actions")
     return int(space.n)
+
+
+def check_bounded(space: spaces.Space[Any]) -> spaces.Box:
+    """Return the action space. Raises ValueError unless it is a Box of floats that can be mapped to [-1, 1]."""
+    if not is_continuous(space) or not space.shape or 0 in space.shape or not has_width(space):
+        raise ValueError(
+            f"the action space is {space}; continuous actions need a Box with finite bounds, of one or more "
+            "floating-point numbers, with low < high and high - low finite in float32"
+        )
+    return space
 
 
 def has_width(space: spaces.Box) -> bool:

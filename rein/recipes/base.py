@@ -226,8 +226,8 @@ def recipe(
 def _of_learners(options: Mapping[str, Any], per_learner: Collection[str]) -> list[dict[str, Any]]:
     """Return the options of each learner. Raises ValueError for a list of another length."""
     learners = options["learners"]
-    if learners < 1:
-        raise ValueError(f"learners={learners}: expected 1 or more")
+    if not isinstance(learners, int) or learners < 1:
+        raise ValueError(f"learners={learners!r}: expected a whole number, 1 or more")
     lists = {name: value for name, value in options.items() if name in per_learner and isinstance(value, list)}
     for name, values in lists.items():
         if learners == 1 or len(values) != learners:

@@ -41,6 +41,13 @@ if TYPE_CHECKING:
     from rein.store.datasets import Sequences, Transitions
 
 
+class Columns(dict[str, Any]):
+    """Table or fields by name. An error for an unknown name lists the names."""
+
+    def __missing__(self, name: object) -> Any:
+        raise KeyError(f"there is no {name!r}; the names are {', '.join(self)}")
+
+
 def open_run(path: str | Path, *, follow: bool = False) -> Run:
     """Open the trajectories of a run folder, or one trajectory file.
 
@@ -138,7 +145,8 @@ class Run:
         if len(first):
             table["length"] = np.add.reduceat(rows["length"], first)
         table["first_row"] = np.cumsum(table["length"]) - table["length"]
-        return {name: table[name] for name in table if name not in ("part", "parts", "file", "index")}
+        table |= {kind: Columns(table[kind]) for kind in ("metrics", "clocks")}
+        return Columns({name: table[name] for name in table if name not in ("part", "parts", "file", "index")})
 
     @functools.cached_property
     def episodes(self) -> Table:
@@ -150,14 +158,14 @@ class Run:
         empty = {name: np.zeros(0, f"{kind}8" if kind != "b" else bool) for name, kind in EPISODES.items()}
         empty["options"] = np.zeros(0, "S1")
         table = join([content.episodes for content in self._contents] or [empty])
-        return table | {"whole": whole_episodes(self._contents, table)}
+        return Columns(table | {"whole": whole_episodes(self._contents, table)})
 
     @functools.cached_property
     def fields(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
         """Dtype and shape (R, N, ...) of every field in the first file, by path such as `observation/camera`."""
         rows = int(self.epochs["length"].sum())
         first = self._filled[0].fields if self._filled else {}
-        return {path: (stored.dtype, (rows, *stored.shape[1:])) for path, stored in first.items()}
+        return Columns({path: (stored.dtype, (rows, *stored.shape[1:])) for path, stored in first.items()})
 
     def field(self, name: str, rows: slice = slice(None)) -> Tree:
         """Return a field of all epochs, (R, N, ...), or of some rows. A nested field is a dictionary of arrays.

@@ -32,7 +32,8 @@ LEVELS = """
     types
     loop schedules
     ops files
-    errors foreign_names lazy
+    errors lazy
+    foreign_names
 """
 LEVEL = {name: level for level, line in enumerate(LEVELS.strip().splitlines()) for name in line.split()}
 LOOP_IMPORTS = {"rein.errors", "rein.foreign_names", "rein.ops.trees"}

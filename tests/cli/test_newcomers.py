@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import re
 
 import gymnasium
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from gymnasium import spaces
 
 import rein
+from rein import foreign_names
 from rein.agents.dqn import DQN
 from rein.agents.iql import IQL
 from rein.agents.ppo import PPO
@@ -20,9 +22,11 @@ from rein.cli import main
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumWorkers
+from rein.envs.pendulum import Pendulum
 from rein.handlers.evaluate_every import evaluate_every as evaluate_during
 from rein.handlers.solved import solved
 from rein.handlers.stop_at import stop_at
+from rein.recipes.cartpole import cartpole
 from rein.training.offline import offline_loop
 from rein.training.supervised import train_step
 from tests import programs
@@ -71,6 +75,7 @@ COMMANDS = [  # words, and a part of the error message
     ("train cartpole --epochs 0", "1 or more"),
     ("train cartpole --seed abc", "whole number"),
     ("train cartpole --learning-rate fast", "'fast'"),
+    ("train cartpole --learning-rate -1", "learning_rate=-1.0"),
     ("train cartpole --hidden", "one value or more"),
     ("train cartpole --hidden 64,64", "separated by spaces"),
     ("train cartpole --gamma 5", "from 0 to 1"),
@@ -119,8 +124,8 @@ def test_command_line_mistake_is_explained_in_one_line(words, keyword, run, capf
     assert not (tmp_path / "runs/cartpole").exists()
 
 
-def agent(kind=PPO, **options):
-    return kind(VECTOR, BUTTONS, **options)
+def agent(kind=PPO, action_space=BUTTONS, **options):
+    return kind(VECTOR, action_space, **options)
 
 
 def on_cartpole(**options):
@@ -134,6 +139,19 @@ def single():
 
 def loop(**options):
     return rein.training_loop(on_cartpole(rollout_steps=4), CartPole(2), iterations=4, **options)
+
+
+def options_of_run(agent):
+    """Return the options in the `run.json` of an agent."""
+    return {name: value for name, value in agent.config.items() if not name.endswith("_space")}
+
+
+def stored():
+    """Return a short run."""
+    made = loop(store="stored", epochs=1)
+    made.run()
+    made.parts["store"].close()
+    return rein.open_run("stored")
 
 
 class Forgetful(gymnasium.Env):
@@ -158,8 +176,14 @@ def lbfgs_step():
 
 
 API = {  # mistake, and a part of the error message
-    "PPO('MlpPolicy', env)": (lambda: PPO("MlpPolicy", CartPole(2)), "give an environment"),
-    "PPO(gymnasium env)": (lambda: PPO(single()), "GymnasiumEnvironment"),
+    "PPO('MlpPolicy', env)": (lambda: PPO("MlpPolicy", CartPole(2)), "no policy name"),
+    "PPO(gymnasium env)": (lambda: PPO(single()), "rein.make"),
+    "PPO('CartPole-v1')": (lambda: PPO("CartPole-v1"), "rein.make"),
+    "PPO(env, **config)": (lambda: PPO(CartPole(2), **on_cartpole().config), "rein.load_agent"),
+    "PPO(env, **options)": (lambda: PPO(CartPole(2), **options_of_run(on_cartpole())), "rein.load_agent"),
+    "PPO(env, minibatches > rows)": (lambda: PPO(CartPole(2), rollout_steps=4, minibatches=9), "8 rows"),
+    "Population(learners='2')": (lambda: rein.Population(PPO, CartPole(2), learners="2"), "'2'"),
+    "recipe(learners='2')": (lambda: cartpole(learners="2"), "'2'"),
     "PPO()": (PPO, "'env'"),
     "PPO(policy=)": (lambda: agent(policy="MlpPolicy"), "hidden="),
     "PPO(lr=)": (lambda: agent(lr=1e-3), "learning_rate"),
@@ -181,8 +205,13 @@ API = {  # mistake, and a part of the error message
     "DQN(exploration_fraction=)": (lambda: agent(DQN, exploration_fraction=0.1), "epsilon"),
     "DQN(target_update_interval=)": (lambda: agent(DQN, target_update_interval=10), "target_frequency"),
     "SAC(ent_coef=)": (lambda: SAC(VECTOR, VECTOR, ent_coef=0.1), "temperature"),
-    "SAC for discrete actions": (lambda: agent(SAC), "continuous actions"),
-    "DQN for continuous actions": (lambda: DQN(VECTOR, VECTOR), "Discrete"),
+    "SAC for discrete actions": (lambda: agent(SAC), "BC, DQN, DiscreteSAC, IMPALA, IQN, PPO, PQN or RecurrentDQN"),
+    "IQL for discrete actions": (lambda: agent(IQL), "DiscreteSAC"),
+    "DQN for continuous actions": (
+        lambda: DQN(VECTOR, VECTOR),
+        "use A2C, AWAC, BC, DDPG, IMPALA, IQL, PPO, SAC or TD3",
+    ),
+    "QLearning for vectors": (lambda: agent(QLearning), "DQN"),
     "optimizer='adam'": (lambda: agent(optimizer="adam"), "torch.optim"),
     "optimizer of other parameters": (lambda: agent(optimizer=torch.optim.Adam([torch.zeros(1)])), "torch.optim"),
     "optimizer=LBFGS": (lambda: agent(optimizer=torch.optim.LBFGS), "LBFGS"),
@@ -224,22 +253,27 @@ API = {  # mistake, and a part of the error message
     "training_loop(PPO, env)": (lambda: rein.training_loop(PPO, CartPole(2)), "PPO(...)"),
     "training_loop(agent, gymnasium env)": (
         lambda: rein.training_loop(on_cartpole(), single()),
-        "GymnasiumEnvironment",
+        "rein.make",
     ),
     "training_loop(agent, 'CartPole-v1')": (
         lambda: rein.training_loop(on_cartpole(), "CartPole-v1"),
-        "GymnasiumEnvironment",
+        "rein.make",
     ),
     "training_loop(agent, env, 3)": (lambda: rein.training_loop(on_cartpole(), CartPole(2), 3), "HDF5Store"),
     "offline_loop(n_epochs=)": (lambda: offline_loop(SAC(VECTOR, VECTOR), n_epochs=1), "use epochs"),
     "IQL(buffer_size=)": (lambda: IQL(VECTOR, VECTOR, buffer_size=9), "capacity"),
     "evaluate(policy, gymnasium env)": (
         lambda: rein.evaluate(on_cartpole().policy(), single(), 1),
-        "GymnasiumEnvironment",
+        "rein.make",
     ),
     "evaluate(policy, gymnasium vector env)": (
         lambda: rein.evaluate(on_cartpole().policy(), gymnasium.make_vec("CartPole-v1", 1), 1),
-        "GymnasiumVectorEnvironment",
+        "rein.make(environment)",
+    ),
+    "evaluate in another environment": (lambda: rein.evaluate(on_cartpole(), Gridworld(1), 1), "spaces differ"),
+    "evaluate_every in another environment": (
+        lambda: evaluate_during(loop(), on_cartpole(), Pendulum(1), episodes=1),
+        "spaces differ",
     ),
     "evaluate(env, policy)": (lambda: rein.evaluate(CartPole(1), on_cartpole().policy(), 1), "policy first"),
     "evaluate(n_eval_episodes=)": (
@@ -249,12 +283,14 @@ API = {  # mistake, and a part of the error message
     "evaluate(episodes=1.5)": (lambda: rein.evaluate(on_cartpole().policy(), CartPole(1), 1.5), "integer"),
     "handlers.evaluate(loop, policy, gymnasium env)": (
         lambda: evaluate_during(loop(), on_cartpole().policy(), single(), episodes=1),
-        "GymnasiumEnvironment",
+        "rein.make",
     ),
     "CartPole(n_envs=)": (lambda: CartPole(n_envs=4), "num_envs"),
     "CartPole(num_envs=0)": (lambda: CartPole(0), "1 or more"),
     "env.step": (lambda: CartPole(1).step(0), "apply_action"),
     "env.action_space": (lambda: GymnasiumEnvironment("CartPole-v1").action_space, "single_action_space"),
+    "rein.make('Pong')": (lambda: rein.make("Pong"), "ALE/Pong-v5"),
+    "rein.make('PongNoFrameskip-v4')": (lambda: rein.make("PongNoFrameskip-v4"), "ALE/Pong-v5"),
     "unknown id": (lambda: GymnasiumEnvironment("CartPol-v1"), "CartPole-v1"),
     "GymnasiumEnvironment(n_envs=)": (lambda: GymnasiumEnvironment("CartPole-v1", n_envs=2), "num_envs"),
     "GymnasiumEnvironment(action_masks=)": (
@@ -279,8 +315,16 @@ API = {  # mistake, and a part of the error message
     "handler without the state": (lambda: loop().epoch_ended(lambda: None), "state"),
     "handler is a number": (lambda: loop().epoch_ended(3), "function"),
     "epoch_ended(every_n=)": (lambda: loop().epoch_ended(every_n=3), "every"),
+    "state.env_steps": (lambda: loop().state.env_steps, "state.clocks.env_steps"),
+    "state.metrics[name] = text": (lambda: loop().state.metrics.update(note="text"), "'note'"),
     "stop_at(timesteps=)": (lambda: stop_at(loop(), timesteps=3), "use env_steps"),
     "rein.Ppo": (lambda: rein.Ppo, "rein.PPO"),
+    "rein.A3C": (lambda: rein.A3C, "rein.A2C"),
+    "rein.make_vec_env": (lambda: rein.make_vec_env, "rein.make("),
+    "rein.EvalCallback": (lambda: rein.EvalCallback, "rein.evaluate_every"),
+    "rein.handlers.EvalCallback": (lambda: rein.handlers.EvalCallback, "rein.evaluate_every"),
+    "run.episodes['returns']": (lambda: stored().episodes["returns"], "return, "),
+    "run.epochs['metrics']['loss']": (lambda: stored().epochs["metrics"]["loss"], "policy_loss"),
     "rein.HDF5store": (lambda: rein.HDF5store, "rein.HDF5Store"),
     "open_run of nothing": (lambda: rein.open_run("nowhere"), "does not exist"),
     "load_agent of nothing": (lambda: rein.load_agent("nowhere"), "no checkpoint"),
@@ -291,7 +335,7 @@ API = {  # mistake, and a part of the error message
 def test_python_mistake_is_explained_in_one_line(mistake, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call, keyword = API[mistake]
-    with pytest.raises((rein.ReinError, TypeError, ValueError, AttributeError)) as raised:
+    with pytest.raises((rein.ReinError, TypeError, ValueError, AttributeError, KeyError)) as raised:
         call()
     assert keyword in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -373,6 +417,21 @@ def test_contracts_need_pytest():
     code = "import sys; sys.modules['pytest'] = None; import rein.testing"
     done = programs.run("-c", code, check=False)
     assert done.stderr.splitlines()[-1].startswith("ImportError: rein.testing needs pytest")
+
+
+@pytest.mark.parametrize("instead", foreign_names.EXPORTS.values())
+def test_names_in_hints_exist(instead):
+    for name in re.findall(r"rein\.([\w.]+)", instead):
+        functools.reduce(getattr, name.split("."), rein)
+
+
+def test_agents_in_a_hint_can_be_built():
+    with pytest.raises(ValueError, match="use") as raised:
+        QLearning(VECTOR, VECTOR)
+    names = re.split(", | or ", str(raised.value).partition("; use ")[2])
+    assert len(names) == 9
+    for name in names:
+        agent(getattr(rein, name), action_space=VECTOR)
 
 
 def test_names_of_other_libraries_are_hidden_from_completion():

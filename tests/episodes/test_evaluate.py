@@ -6,10 +6,8 @@ import math
 
 import pytest
 import torch
-from gymnasium import spaces
 
 import rein
-from rein.agents.q_learning import QLearning
 from rein.envs.cartpole import CartPole
 
 
@@ -101,7 +99,7 @@ def test_evaluation_is_shown_as_a_summary(scripted, listening):
 @pytest.mark.parametrize("episodes", [1, 2, 3, 7])
 def test_episode_seeds_replay_the_episodes(episodes):
     environment = CartPole(num_envs=3, seed=0)
-    policy = QLearning(spaces.Discrete(2), spaces.Discrete(2)).policy()
+    policy = rein.PPO(environment, hidden=(4,)).policy()
     policy.select_action = lambda observation: ((observation[:, 2] > 0).long(), {})
     first, other = (rein.evaluate(policy, environment, episodes) for _ in range(2))
     again = rein.evaluate(policy, environment, episodes, episode_seeds=first.seed)

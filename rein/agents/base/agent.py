@@ -6,10 +6,12 @@ Shapes: N environments, B rows.
 from __future__ import annotations
 
 import abc
+import contextlib
 import copy
 import functools
 import re
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
@@ -122,11 +124,13 @@ class Agent(_HasOptions, abc.ABC):
             )
         for name in ("observation_space", "action_space"):
             if not isinstance(space := getattr(self, name), spaces.Space):
-                hint = "give an environment, or the observation space and the action space of one environment"
-                if hasattr(space, "unwrapped"):
-                    hint = "wrap it first: environment = GymnasiumEnvironment(id_or_factory, num_envs)"
-                raise TypeError(f"{type(self).__name__}({name}={space!r}): {hint}")
+                raise TypeError(f"{type(self).__name__}({name}={space!r}): {_instead_of(space)}")
             children(space)  # raises for a space whose values cannot be tensors
+        given: tuple[Any, Any] = (self.observation_space, self.action_space)
+        try:
+            self.check_spaces(*given)
+        except ValueError as error:
+            raise ValueError(f"{type(self).__name__}: {error}; use {_agents_for(*given)}") from None
         if (mask := entry(self.observation_space, ACTION_MASK)) is not None:
             check_mask(mask, self.action_space)  # type: ignore[arg-type]  # a space, see above
         if not self.has_critic and entry(self.observation_space, CRITIC_OBSERVATION) is not None:
@@ -187,6 +191,10 @@ class Agent(_HasOptions, abc.ABC):
     @abc.abstractmethod
     def update(self, batch: Any, /) -> Mapping[str, Tensor]:
         """Learn from a full rollout, a replay sample or a transition, and return metrics."""
+
+    @classmethod
+    def check_spaces(cls, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        """Raise ValueError for spaces that agents of this class do not support. By default, all are supported."""
 
     @property
     def loaded(self) -> bool:
@@ -373,6 +381,28 @@ def _in_training_mode(update: Callable[..., Any]) -> Callable[..., Any]:
     return learn
 
 
+def _instead_of(value: Any) -> str:
+    """Return what to pass instead of an object that is neither an environment nor a space."""
+    if isinstance(value, str) and value.endswith("Policy"):
+        return "rein needs no policy name; give an environment first, and options such as hidden= by keyword"
+    if isinstance(value, str) or hasattr(value, "unwrapped"):
+        return "give an environment that rein.make(id_or_factory, num_envs) returns"
+    return "give an environment, or the observation space and the action space of one environment"
+
+
+def _agents_for(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> str:
+    """Return the names of the agents of rein that support these spaces."""
+    package: Any = sys.modules["rein.agents"]  # imports its agents when they are read
+    names = []
+    for name in package.__all__:
+        kind = getattr(package, name)
+        if isinstance(kind, type) and issubclass(kind, Agent) and not kind.__module__.startswith("rein.agents.base."):
+            with contextlib.suppress(ValueError):
+                kind.check_spaces(observation_space, action_space)
+                names.append(name)
+    return " or ".join([", ".join(names[:-1]), *names[-1:]])
+
+
 @foreign_names.explain(foreign_names.POLICY_METHODS)
 class AgentPolicy:
     """Greedy or exploring policy of an agent.
@@ -386,6 +416,7 @@ class AgentPolicy:
     ) -> None:
         """Create a policy. `explore` is passed to `agent.act`."""
         self.device = agent.device if device is None else checked_device(device)
+        self.observation_space, self.action_space = agent.observation_space, agent.action_space
         self._agent = self._source = agent
         if self.device != agent.device:
             self._agent = _builder(agent, self.device)()

@@ -15,7 +15,7 @@ from rein.agents.base.exploration import ActionNoise, GaussianNoise, as_noise
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import critic_loss
 from rein.agents.base.options import option
-from rein.agents.base.replay_agent import ReplayAgent
+from rein.agents.base.replay_agent import ContinuousActions, ReplayAgent
 from rein.networks.actor_critic import Actor, DeterministicNetworks
 from rein.networks.custom_networks import NetworkFactory
 from rein.networks.reserved import Features
@@ -26,7 +26,7 @@ from rein.schedules import Schedule
 from rein.types import Tree
 
 
-class DeterministicAgent(ReplayAgent):
+class DeterministicAgent(ContinuousActions, ReplayAgent):
     """Deterministic actor and critics with target networks. Explores with action noise.
 
     Targets and losses::

@@ -106,9 +106,10 @@ class NetworkAgent(Agent):
         super().__attrs_post_init__()
         given = self.optimizer if isinstance(self.optimizer, Mapping) else {}
         if unknown := given.keys() - self.learners.keys():
+            described = "; rein.load_agent(path) builds the agent of a run again" if "type" in given else ""
             raise ValueError(
                 f"{type(self).__name__}(optimizer=...): there is no learner {', '.join(sorted(unknown))}; the learners "
-                f"are {', '.join(self.learners)}"
+                f"are {', '.join(self.learners)}{described}"
             )
         for name, learner in self.learners.items():
             rate = f"{name}_learning_rate"

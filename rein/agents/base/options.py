@@ -183,19 +183,19 @@ def checked(agent: object, field: attrs.Attribute[Any], value: Any) -> Any:
 
     Raises ValueError or TypeError with the class, the option, the given value and what to do.
     """
-    check, kind, kept = field.metadata["check"], str(field.type), value
+    check, kind, kept, given = field.metadata["check"], str(field.type), value, value
     if value is None and "None" in kind:
         return None
     try:
         if "Schedule" in kind:
             kept = as_schedule(value)  # type: ignore[arg-type]
-            for bound in kept.bounds if check else ():
-                check(bound)  # type: ignore[misc]
+            for given in kept.bounds if check else ():  # in errors: a recipe may have made the schedule
+                check(given)  # type: ignore[misc]
         elif check:
             kept = check(value)
         return kept
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{type(agent).__name__}({field.name}={value!r}): {error}") from None
+        raise type(error)(f"{type(agent).__name__}({field.name}={given!r}): {error}") from None
 
 
 def declared(cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:

@@ -17,6 +17,7 @@ from rein.agents.base.agent import cast_action
 from rein.agents.base.exploration import Plateau, random_action
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.options import above_zero, at_least_one, in_unit_interval, not_below_zero, one_of, option
+from rein.networks.heads import check_bounded, count_actions
 from rein.ops.backend import largest_matrix
 from rein.ops.parallel import processes
 from rein.ops.values import polyak_
@@ -239,6 +240,11 @@ class DiscreteActions:
 
     action_space: spaces.Discrete
 
+    @classmethod
+    def check_spaces(cls, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        """Raise ValueError unless the action space is Discrete."""
+        count_actions(action_space)
+
     @property
     def first_action(self) -> int:
         """The smallest action."""
@@ -248,6 +254,15 @@ class DiscreteActions:
         """Return recorded actions of any dtype as indices (B,) int64."""
         index_B = action_B.long()
         return index_B - self.first_action if self.first_action else index_B
+
+
+class ContinuousActions:
+    """Mixin of agents whose actions are a Box with finite bounds."""
+
+    @classmethod
+    def check_spaces(cls, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        """Raise ValueError unless the action space is a Box of floating-point numbers with finite bounds."""
+        check_bounded(action_space)
 
 
 class EpisodeReturns:

@@ -159,7 +159,10 @@ def _refuse_without(extra: str, source: Source, error: Exception) -> NoReturn:
 def _hint(source: str, error: Exception) -> str:
     known = {name.lower(): name for name in gymnasium.registry}
     close = [known[name] for name in difflib.get_close_matches(source.lower(), known, n=3)]
-    return f"did you mean {' or '.join(close)}?" if close else f"{error} gymnasium.pprint_registry() lists all"
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    game = re.sub(r"(NoFrameskip|Deterministic)?(-v\d+)?$", "", source)
+    return f"{error} The id of a game of Atari is 'ALE/{game}-v5'; gymnasium.pprint_registry() lists all ids"
 
 
 logger = logging.getLogger(__name__)
