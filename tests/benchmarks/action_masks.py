@@ -1,12 +1,13 @@
 """PPO with action masks, and MaskablePPO of sb3-contrib with the same hyperparameters.
 
-`python action_masks.py rein SEEDS...` or `python action_masks.py sb3 SEEDS...`, which needs sb3-contrib. The script
-prints the mean return of greedy actions over 1,000 episodes after each part of the training, and the CPU seconds. The
-task is the gridworld of `tests/envs/masked_grid.py` as a Gymnasium environment.
+`python tests/benchmarks/action_masks.py [rein | sb3] [SEEDS...]`, by default both with seeds 0, 1 and 2; sb3 needs
+sb3-contrib. The script prints the mean return of greedy actions over 1,000 episodes after each part of the training,
+and the CPU seconds. The task is the gridworld of `tests/envs/masked_grid.py` as a Gymnasium environment.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,12 +15,14 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from sizes import size
 
 SIZE, WALLS = 4, ((1, 1), (2, 3), (3, 0))
 JUMPS = [(dx * k, dy * k) for k in (1, 2, 3) for dx, dy in ((0, 1), (0, -1), (1, 0), (-1, 0))]
 FREE = [(x, y) for x in range(SIZE) for y in range(SIZE) if (x, y) not in WALLS]
-PARTS = (4_096, 8_192, 16_384, 32_768)  # env steps
-EPISODES, NUM_ENVS, ROLLOUT, BATCH, EPOCHS = 1_000, 8, 64, 128, 4
+PARTS = size((4_096, 8_192, 16_384, 32_768), (512, 1_024))  # env steps
+EPISODES, SEEDS = size(1_000, 10), size((0, 1, 2), (0,))
+NUM_ENVS, ROLLOUT, BATCH, EPOCHS = 8, 64, 128, 4
 LEARNING_RATE, GAMMA, GAE_LAMBDA, ENTROPY = 1e-3, 0.95, 0.95, 0.01
 
 
@@ -107,12 +110,24 @@ def with_sb3(seed: int) -> Iterator[Callable[[], float]]:
         yield lambda: float(evaluate_policy(model, test, EPISODES)[0])
 
 
+def measure(name: str, train: Callable[[int], Iterator[Callable[[], float]]], seed: int) -> None:
+    returns, seconds, begin = [], 0.0, time.process_time()
+    for evaluate in train(seed):
+        seconds += time.process_time() - begin
+        returns.append(evaluate())
+        begin = time.process_time()
+    print(name, seed, dict(zip(PARTS, returns, strict=True)), f"{seconds:.1f} s", flush=True)
+
+
+def main(words: list[str]) -> None:
+    libraries = {"rein": with_rein, "sb3": with_sb3}
+    for name in words[:1] or libraries:
+        if name == "sb3" and importlib.util.find_spec("sb3_contrib") is None:
+            print("sb3: not installed: pip install sb3-contrib==2.9.2")
+            continue
+        for seed in map(int, words[1:] or SEEDS):
+            measure(name, libraries[name], seed)
+
+
 if __name__ == "__main__":
-    train = {"rein": with_rein, "sb3": with_sb3}[sys.argv[1]]
-    for seed in map(int, sys.argv[2:]):
-        returns, seconds, begin = [], 0.0, time.process_time()
-        for evaluate in train(seed):
-            seconds += time.process_time() - begin
-            returns.append(evaluate())
-            begin = time.process_time()
-        print(sys.argv[1], seed, dict(zip(PARTS, returns, strict=True)), f"{seconds:.1f} s")
+    main(sys.argv[1:])

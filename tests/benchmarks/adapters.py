@@ -21,11 +21,13 @@ from typing import Any
 
 import torch
 from gymnasium import spaces
+from sizes import size
 
 from rein.envs.jax import JaxEnvironment
 from rein.envs.tensors import TensorEnvironment
 
-REPEATS = 15
+REPEATS, STEPS = size(15, 2), size(2000, 20)
+ANTS, ANT_STEPS = size(64, 2), size(20, 2)
 OVERHEAD = 20.0  # target in microseconds
 RATIO = 0.8  # target of the rate of env steps
 
@@ -79,7 +81,7 @@ def tensors(num_envs: int, source: str) -> None:
         for _ in range(steps):
             environment.apply_action(action)
 
-    found = alternated({"direct": direct, "adapted": adapted}, 2000)
+    found = alternated({"direct": direct, "adapted": adapted}, STEPS)
     extra = 1e6 * (found["adapted"] - found["direct"])
     verdict = "met" if extra <= OVERHEAD else "MISSED"
     print(f"  N = {num_envs:5}, final_observation={source!r:11} {extra:5.1f} us (target {OVERHEAD:.0f}) {verdict}")
@@ -121,6 +123,8 @@ if __name__ == "__main__":
     for num_envs in (64, 1024):
         for source in ("info", "previous", "step"):
             tensors(num_envs, source)
-    if importlib.util.find_spec("brax") is not None:
+    if importlib.util.find_spec("brax") is None:
+        print("JaxEnvironment: brax is not installed")
+    else:
         print("JaxEnvironment, brax's Ant on the CPU")
-        ant(64, 20)
+        ant(ANTS, ANT_STEPS)

@@ -1,5 +1,6 @@
 """Collection from environments whose steps take different times: lock-step, first come and asynchronous.
 
+    python tests/benchmarks/collection.py                # all of the following
     python tests/benchmarks/collection.py first-come     # 8 environments with exponential step times of mean 20 ms
     python tests/benchmarks/collection.py asynchronous   # SAC, and a step that sleeps as long as an update takes
     python tests/benchmarks/collection.py ray            # time that Ray actors add to steps of 20 ms
@@ -23,11 +24,15 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from sizes import size
 
 import rein
 
-MEAN = 0.02  # seconds per step
-ROUNDS = 3
+MEAN = size(0.02, 0.001)  # seconds per step
+ROUNDS, ITERATIONS, ENV_STEPS = size(3, 1), size(128, 16), size(2048, 128)
+UPDATES, STARTS, BATCH = size(200, 2), size(256, 16), size(256, 16)  # of `asynchronous`
+LEARNING_STEPS, RANDOM_STEPS = size(20_000, 80), size(1_000, 40)  # of `pendulum`
+CARTPOLE_STEPS, CARTPOLE_EPOCHS = size(500_000, 8), size(10, 1)
 
 
 class Sleeping(gymnasium.Env[Any, Any]):
@@ -47,12 +52,12 @@ class Sleeping(gymnasium.Env[Any, Any]):
         return np.zeros(3, np.float32), 0.0, False, False, {}
 
 
-def rate(agent: Any, env: Any, collection: Any, env_steps: int, iterations: int = 128) -> float:
+def rate(agent: Any, env: Any, collection: Any, env_steps: int) -> float:
     """Return env steps per second of wall time."""
-    loop = rein.training_loop(agent, env, iterations=iterations, collection=collection)
+    loop = rein.training_loop(agent, env, iterations=ITERATIONS, collection=collection)
     loop.run(epochs=1, iterations=8)  # start of threads and first use
     begun, before = time.perf_counter(), agent.env_steps
-    loop.run(epochs=env_steps // (iterations * env.num_envs) + loop.state.epoch)
+    loop.run(epochs=env_steps // (ITERATIONS * env.num_envs) + loop.state.epoch)
     return (agent.env_steps - before) / (time.perf_counter() - begun)
 
 
@@ -68,7 +73,7 @@ def first_come() -> None:
         for _ in range(ROUNDS):
             for kind, collection in (("lock-step", None), ("first come", rein.FirstCome())):
                 env = rein.make(functools.partial(Sleeping, MEAN, True), 8, seed=0, workers=8, mode="threads")
-                rates[kind].append(rate(build(env), env, collection, 2048))
+                rates[kind].append(rate(build(env), env, collection, ENV_STEPS))
                 env.close()
         slow, fast = (statistics.median(values) for values in rates.values())
         print(
@@ -79,20 +84,20 @@ def first_come() -> None:
 def asynchronous() -> None:
     """Print rates of SAC with one environment whose step takes as long as an update."""
     torch.set_num_threads(1)
-    build = functools.partial(rein.SAC, learning_starts=256, batch_size=256)
+    build = functools.partial(rein.SAC, learning_starts=STARTS, batch_size=BATCH)
     env = rein.make(functools.partial(Sleeping, 0.0, False), 1, seed=0, workers=1, mode="threads")
     agent = build(env)
-    rein.train(agent, env, env_steps=512)
+    rein.train(agent, env, env_steps=2 * STARTS)
     begun = time.perf_counter()
-    agent.learn(200)
-    update = (time.perf_counter() - begun) / 200
+    agent.learn(UPDATES)
+    update = (time.perf_counter() - begun) / UPDATES
     rates: dict[str, list[float]] = {"synchronous": [], "asynchronous": []}
     for _ in range(ROUNDS):
         for kind, collection in (("synchronous", None), ("asynchronous", rein.Asynchronous())):
             env = rein.make(functools.partial(Sleeping, update, False), 1, seed=0, workers=1, mode="threads")
             agent = build(env, seed=0)
-            rein.train(agent, env, env_steps=512)
-            rates[kind].append(rate(agent, env, collection, 1024))
+            rein.train(agent, env, env_steps=2 * STARTS)
+            rates[kind].append(rate(agent, env, collection, ENV_STEPS // 2))
             env.close()
     slow, fast = (statistics.median(values) for values in rates.values())
     print(f"SAC, updates of {1e3 * update:.1f} ms: {slow:.0f} and {fast:.0f} env steps/s, ratio {fast / slow:.2f}")
@@ -100,6 +105,9 @@ def asynchronous() -> None:
 
 def ray() -> None:
     """Print times of 1,000 env steps of 8 environments with steps of 20 ms, in 8 threads and in 8 Ray actors."""
+    if importlib.util.find_spec("ray") is None:
+        print("Ray actors: ray is not installed")
+        return
     torch.set_num_threads(1)
     ideal = 1_000 / 8 * MEAN
     cases: dict[str, Any] = {"threads": None}
@@ -133,10 +141,10 @@ def pendulum() -> None:
     torch.set_num_threads(1)
     for kind, collection in kinds().items():
         returns = []
-        for seed in range(5):
+        for seed in range(size(5, 1)):
             env = rein.make("Pendulum-v1", 4, seed=seed)
-            agent = rein.SAC(env, learning_starts=1_000, hidden=(64, 64), update_to_data=0.5, seed=seed)
-            rein.train(agent, env, env_steps=20_000, collection=collection)
+            agent = rein.SAC(env, learning_starts=RANDOM_STEPS, hidden=(64, 64), update_to_data=0.5, seed=seed)
+            rein.train(agent, env, env_steps=LEARNING_STEPS, collection=collection)
             env.close()
             test_env = rein.make("Pendulum-v1", 20, seed=100)
             returns.append(rein.evaluate(agent, test_env, episodes=20).mean_return)
@@ -148,13 +156,13 @@ def cartpole() -> None:
     torch.set_num_threads(1)
     for kind, collection in kinds().items():
         needed = []
-        for seed in range(3):
+        for seed in range(size(3, 1)):
             env, test_env = rein.make("CartPole-v1", 8, seed=seed), rein.make("CartPole-v1", 20, seed=100)
             agent = rein.PPO(env, seed=seed, rollout_steps=128, learning_rate=1e-3)
             loop = rein.training_loop(agent, env, iterations=128, collection=collection)
             score = 0.0
-            while score < 475.0 and agent.env_steps < 500_000:
-                loop.run(epochs=loop.state.epoch + 10)
+            while score < 475.0 and agent.env_steps < CARTPOLE_STEPS:
+                loop.run(epochs=loop.state.epoch + CARTPOLE_EPOCHS)
                 score = rein.evaluate(agent, test_env, episodes=20).mean_return
             needed.append(f"{agent.env_steps} ({score:.0f})")
             env.close()
@@ -163,4 +171,6 @@ def cartpole() -> None:
 
 if __name__ == "__main__":
     parts = {"first-come": first_come, "asynchronous": asynchronous, "ray": ray}
-    {**parts, "pendulum": pendulum, "cartpole": cartpole}[sys.argv[1]]()
+    parts |= {"pendulum": pendulum, "cartpole": cartpole}
+    for name in sys.argv[1:] or parts:
+        parts[name]()

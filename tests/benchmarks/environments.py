@@ -25,6 +25,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from sizes import size
 
 from rein.envs.acrobot import Acrobot
 from rein.envs.cartpole import CartPole
@@ -32,8 +33,8 @@ from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.mountain_car import MountainCar, MountainCarContinuous
 from rein.envs.pendulum import Pendulum
 
-SIZES = 1, 8, 64, 1024, 8192
-REPEATS, SECONDS = 9, 0.15  # of CPU time each
+SIZES, LARGE = size((1, 8, 64, 1024, 8192), (8,)), size((1024, 8192), (8,))
+REPEATS, SECONDS = size(9, 1), size(0.15, 0.001)  # of CPU time each
 FEW = 64  # largest number of environments for SyncVectorEnv
 TARGETS = {("eager", 1024): 0.6, ("compiled", 1024): 1.0, ("eager", 8192): 1.1}
 
@@ -158,12 +159,13 @@ def shown(got: Mapping[str, float], name: str, num_envs: int) -> str:
 
 def others() -> None:
     print("Other environments, million env steps per CPU second")
-    row("", *(f"{how}, N = {num_envs}" for num_envs in (1024, 8192) for how in ("eager", "compiled")))
+    row("", *(f"{how}, N = {num_envs}" for num_envs in LARGE for how in ("eager", "compiled")))
+    compiler = size(COMPILER, None)  # compiling takes 7 s for each of these environments
     for kind in (Acrobot, MountainCar, MountainCarContinuous, Pendulum):
         cells = []
-        for num_envs in (1024, 8192):
+        for num_envs in LARGE:
             runs = {"eager": native(kind, num_envs)}
-            if COMPILER:
+            if compiler:
                 runs["compiled"] = native(kind, num_envs, compile=True)
             got = rates(runs, num_envs)
             cells += [f"{got[how] / 1e6:.2f}" if how in got else "" for how in ("eager", "compiled")]

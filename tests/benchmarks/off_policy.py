@@ -24,7 +24,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-OBSERVATION, ACTION, BATCH, HIDDEN, ROWS = 17, 6, 256, (256, 256), 100_000
+from sizes import size
+
+OBSERVATION, ACTION, BATCH, HIDDEN, ROWS = 17, 6, size(256, 8), size((256, 256), (8, 8)), size(100_000, 800)
+REPEATS, UPDATES, SAMPLES, PUSHES = size(7, 1), size(100, 2), size(2_000, 2), size(20, 1)  # of each round
 ALONE = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 PRODUCTS = "mm", "addmm", "bmm", "baddbmm"
 AGENTS = "SAC", "TD3", "DDPG", "DQN"
@@ -80,8 +83,8 @@ def updates(name: str, mkl: bool = False, **options: Any) -> Rounds:
     agent = filled(name, **options)
     yield 0
     while True:
-        agent.learn(100)
-        yield 100
+        agent.learn(UPDATES)
+        yield UPDATES
 
 
 def repeated(name: str, products: bool, **options: Any) -> Rounds:
@@ -107,10 +110,10 @@ def repeated(name: str, products: bool, **options: Any) -> Rounds:
     yield 0
     while True:
         with torch.no_grad(), fast_products(BATCH * HIDDEN[0] * HIDDEN[1]):  # as in all but small products of agents
-            for _ in range(50):
+            for _ in range(UPDATES // 2):
                 for function, arguments, how in calls:
                     function(*arguments, **how)
-        yield 100
+        yield UPDATES
 
 
 def sb3_updates(name: str) -> Rounds:
@@ -136,8 +139,8 @@ def sb3_updates(name: str) -> Rounds:
     model.train(10, BATCH)
     yield 0
     while True:
-        model.train(100, BATCH)
-        yield 100
+        model.train(UPDATES, BATCH)
+        yield UPDATES
 
 
 def replay(what: str) -> Rounds:
@@ -157,18 +160,18 @@ def replay(what: str) -> Rounds:
     yield 0
     while True:
         if what == "push":
-            for _ in range(20):
+            for _ in range(PUSHES):
                 for transition in some:
                     kept.append(transition)
             kept.flush()
-            yield 20 * len(some) * kept.num_envs
+            yield PUSHES * len(some) * kept.num_envs
             continue
-        for _ in range(2_000):
+        for _ in range(SAMPLES):
             found = kept.sample(BATCH, drawing)
             if isinstance(kept, PrioritizedReplay):
                 kept.weights(found.probability, 0.4)
                 kept.update(found.row, error_B)
-        yield 2_000
+        yield SAMPLES
 
 
 def sb3_replay(what: str) -> Rounds:
@@ -184,13 +187,13 @@ def sb3_replay(what: str) -> Rounds:
     yield 0
     while True:
         if what == "push":
-            for _ in range(2_000):
+            for _ in range(100 * PUSHES):
                 kept.add(*row, [{}] * 8)
-            yield 16_000
+            yield 800 * PUSHES
         else:
-            for _ in range(2_000):
+            for _ in range(SAMPLES):
                 kept.sample(BATCH)
-            yield 2_000
+            yield SAMPLES
 
 
 WORKERS: dict[str, Callable[..., Rounds]] = {
@@ -256,7 +259,7 @@ def main() -> None:
         description="Measure learning from replay buffers, and compare it with Stable-Baselines3."
     )
     parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)}; both by default")
-    parser.add_argument("--repeats", type=int, default=7, help="rounds of each row")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="rounds of each row")
     parser.add_argument("--agents", nargs="*", default=AGENTS, help="agents of `updates`")
     parser.add_argument("--compile", action="store_true", help="add rows with compile=True; takes minutes")
     parser.add_argument("--mkl", action="store_true", help="add rows with MKL's matrix products")
@@ -269,6 +272,8 @@ def main() -> None:
         name, arguments, how = options.worker
         serve(WORKERS[name](*arguments, **how))
         return
+    if not SB3:
+        print("Stable-Baselines3: not installed: pip install stable-baselines3==2.9.2\n")
     for part in options.parts or PARTS:
         specs: dict[str, tuple[Any, ...]] = {}
         names = options.agents if part == "updates" else ("push", "sample", "prioritized")

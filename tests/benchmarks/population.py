@@ -11,7 +11,7 @@ Single runs are measured for five of the rates, and their mean is multiplied by 
 memory: resident MiB of a process with 1, 4, 16 and 64 of the PPO learners with two layers of 64 (Linux only).
 
 purejaxrl: 16 of these learners, and those of PureJaxRL under `jax.vmap` as one compiled program. Both are processes on
-one core that take turns. Needs `--purejaxrl` and JAX, as described in `ppo.py`.
+one core that take turns. PureJaxRL is included with `--purejaxrl` and JAX, as described in `ppo.py`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ from typing import Any
 import numpy as np
 import torch
 from ppo import line, measure, table
+from sizes import size
 
 import rein
 from rein.ops.trees import leaves
 from rein.recipes.cartpole import cartpole
 
-LEARNERS, ENVS, STEPS, ROUNDS = 16, 128, 64, 7
+LEARNERS, ENVS, STEPS, ROUNDS = size(16, 2), size(128, 8), size(64, 16), size(7, 1)
 OPTIONS: dict[str, Any] = {"rollout_steps": STEPS, "learning_rate": 6e-3, "update_epochs": 2, "minibatches": 16}
-RATES, SAMPLED, ENV_STEPS = np.geomspace(1e-4, 1e-2, 64), (0, 16, 32, 48, 63), 100_000
+RATES, SAMPLED = np.geomspace(1e-4, 1e-2, size(64, 2)), size((0, 16, 32, 48, 63), (0,))
+ENV_STEPS, IN_MEMORY = size(100_000, 128), size((1, 4, 16, 64), (1, 2))
 
 
 def loop_of(agent: Any, env: Any) -> rein.Loop:
@@ -95,16 +97,16 @@ def compare_sweeps() -> None:
     """Compare a run of 64 learners with 64 single runs."""
     rates = [float(RATES[number]) for number in SAMPLED]
     single = [seconds_of_process("--learning-rate", str(rate)) for rate in rates]
-    together = seconds_of_process("--learners", "64", "--param", "learning_rate=log:1e-4..1e-2")
+    together = seconds_of_process("--learners", str(len(RATES)), "--param", "learning_rate=log:1e-4..1e-2")
     report("processes", together, single)
     single = [seconds_of_loop(learning_rate=rate) for rate in rates]
-    report("loops", seconds_of_loop(learners=64, learning_rate=RATES.tolist()), single)
+    report("loops", seconds_of_loop(learners=len(RATES), learning_rate=RATES.tolist()), single)
 
 
 def report(what: str, together: float, single: list[float]) -> None:
     """Print CPU times and their ratio."""
     every, spread = len(RATES) * statistics.mean(single), f"{min(single):.2f} to {max(single):.2f}"
-    times = f"64 learners {together:.1f} s, 64 single runs {every:.1f} s ({spread} s each)"
+    times = f"{len(RATES)} learners {together:.1f} s, {len(RATES)} single runs {every:.1f} s ({spread} s each)"
     print(f"{what}: {times}, ratio {together / every:.3f}", flush=True)
 
 
@@ -121,7 +123,7 @@ def measure_memory() -> None:
     print("MiB of a process with two layers of 64; `per learner` is the growth of the peak from one learner")
     line("learners", "state per learner", "built", "after 5 epochs", "after 10 epochs", "peak", "per learner")
     peak = 0.0
-    for learners in (1, 4, 16, 64):
+    for learners in IN_MEMORY:
         command = [sys.executable, __file__, "--learners", str(learners)]
         state, *found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         peak = peak or found[-1]
@@ -150,17 +152,15 @@ def resident(name: str) -> float:
 
 def compare_with_purejaxrl(checkout: Path | None, repeats: int) -> None:
     """Compare env steps per CPU second with those of PureJaxRL."""
-    if checkout is None:
-        print("PureJaxRL: see --purejaxrl")
-        return
     shape = {"num_envs": ENVS, "rollout_steps": STEPS, "minibatches": 16, "update_epochs": 2, "learners": LEARNERS}
-    specs = {
-        "population": ("population", shape, 1),
-        "PureJaxRL": ("purejaxrl", shape | {"checkout": str(checkout.resolve())}, 1),
-    }
+    specs: dict[str, Any] = {"population": ("population", shape, 1)}
+    if checkout:
+        specs["PureJaxRL"] = "purejaxrl", shape | {"checkout": str(checkout.resolve())}, 1
     print(f"{LEARNERS} learners with {ENVS} CartPoles x {STEPS} steps, ", end="")
     print(f"2 x 16 updates, two networks of 64 x 64; medians of {repeats} rounds")
-    table(measure(specs, repeats), "population", "PureJaxRL")
+    rows = measure(specs, repeats)
+    rows.setdefault("PureJaxRL", "not installed: see --purejaxrl")
+    table(rows, "population", "PureJaxRL")
 
 
 def main() -> None:
@@ -168,7 +168,7 @@ def main() -> None:
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description="Measure populations.")
     parser.add_argument("parts", nargs="*", help="epochs, sweep, memory, purejaxrl; all by default")
-    parser.add_argument("--repeats", type=int, default=5, help="number of rounds of `purejaxrl`")
+    parser.add_argument("--repeats", type=int, default=size(5, 1), help="number of rounds of `purejaxrl`")
     parser.add_argument("--purejaxrl", type=Path, help="a checkout of github.com/luchris429/purejaxrl")
     parser.add_argument("--learners", type=int, help="print the memory of this number of learners; used by `memory`")
     given = parser.parse_args()

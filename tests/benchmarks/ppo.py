@@ -27,8 +27,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sizes import size
+
 PARTS = "solve", "throughput", "adapter"
-SHAPE = {"num_envs": 2048, "rollout_steps": 128, "minibatches": 4}
+SHAPE = {"num_envs": size(2048, 8), "rollout_steps": size(128, 8), "minibatches": 4}
+COMPILING = size({"eager": {}, "compile": {"compile": True}}, {"eager": {}})
+SEEDS, REPEATS, MICRO_BATCH = size(5, 1), size(5, 1), size(2048, 8)
+SOLVE_OPTIONS = size([], ["--epochs", "2"])
 PEERS = Path(__file__).with_name("ppo_peers.py")
 SB3 = importlib.util.find_spec("stable_baselines3") is not None
 SB3_MISSING = "not installed: pip install stable-baselines3==2.9.2"
@@ -151,7 +156,7 @@ def solve(seeds: int, **_: Any) -> None:
     for seed in range(seeds):
         with tempfile.TemporaryDirectory() as folder:
             own = ["-m", "rein", "train", "cartpole", "--seed", str(seed), "--run", f"{folder}/run", "--quiet"]
-            commands = {"rein": own, "sb3": [str(PEERS), "sb3_solve", json.dumps({"seed": seed})]}
+            commands = {"rein": [*own, *SOLVE_OPTIONS], "sb3": [str(PEERS), "sb3_solve", json.dumps({"seed": seed})]}
             for who in sorted(found, reverse=seed % 2 == 1):  # alternate the order, so that drift affects both
                 if who == "rein" or SB3:
                     found[who].append(whole_process(commands[who], folder))
@@ -194,18 +199,16 @@ def ratio(found: Mapping[str, list[tuple[float, int | None]]], place: int | None
 
 
 def throughput(repeats: int, micro_batch: list[int], purejaxrl: Path | None, **_: Any) -> None:
-    for epochs in (4, 1):
+    for epochs in size((4, 1), (2,)):
         shape = SHAPE | {"update_epochs": epochs}
-        specs: dict[str, Any] = {"eager": ("rein", shape, 1), "compile": ("rein", shape | {"compile": True}, 1)}
-        for size in micro_batch:
-            small = shape | {"micro_batch": size}
-            specs[f"eager, micro_batch={size}"] = "rein", small, 1
-            specs[f"compile, micro_batch={size}"] = "rein", small | {"compile": True}, 1
+        specs: dict[str, Any] = {how: ("rein", shape | options, 1) for how, options in COMPILING.items()}
+        for rows_of_part, (how, options) in itertools.product(micro_batch, COMPILING.items()):
+            parts = {"micro_batch": rows_of_part}
+            specs[f"{how}, micro_batch={rows_of_part}"] = "rein", shape | options | parts, 1
         if len(CORES) > 1:
-            specs["eager, threads=2"] = "rein", shape | {"threads": 2}, 2
-            specs["compile, threads=2"] = "rein", shape | {"compile": True, "threads": 2}, 2
-            specs["eager, two processes"] = "rein", shape, 2, 2
-            specs["compile, two processes"] = "rein", shape | {"compile": True}, 2, 2
+            shapes = {how: shape | options for how, options in COMPILING.items()}
+            specs |= {f"{how}, threads=2": ("rein", shapes[how] | {"threads": 2}, 2) for how in shapes}
+            specs |= {f"{how}, two processes": ("rein", shapes[how], 2, 2) for how in shapes}
         if purejaxrl:
             specs["PureJaxRL"] = "purejaxrl", shape | {"checkout": str(purejaxrl.resolve())}, 1
         print(f"{SHAPE['num_envs']:,} CartPoles x {SHAPE['rollout_steps']} steps, ", end="")
@@ -243,7 +246,7 @@ def share(row: Row, of: Row | str) -> str:
 
 def second_core(rows: Mapping[str, Row | str]) -> None:
     """Print the speedup of a second core, for two threads and for two processes."""
-    for label, how in itertools.product(("eager", "compile"), ("threads=2", "two processes")):
+    for label, how in itertools.product(COMPILING, ("threads=2", "two processes")):
         one, two = rows[label], rows.get(f"{label}, {how}", "")
         if isinstance(one, Row) and isinstance(two, Row):
             wall = f"{one.wall_rate:,.0f} to {two.wall_rate:,.0f} env steps per wall s"
@@ -258,10 +261,10 @@ def line(what: Any, *cells: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure PPO, and compare it with other libraries.")
     parser.add_argument("parts", nargs="*", help=f"{', '.join(PARTS)}; all by default")
-    parser.add_argument("--seeds", type=int, default=5, help="number of runs of `solve`")
-    parser.add_argument("--repeats", type=int, default=5, help="number of rounds of `throughput` and `adapter`")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of runs of `solve`")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help="number of rounds of `throughput` and `adapter`")
     parser.add_argument(
-        "--micro-batch", type=int, nargs="*", default=[2048], help="sizes for further rows of `throughput`"
+        "--micro-batch", type=int, nargs="*", default=[MICRO_BATCH], help="sizes for further rows of `throughput`"
     )
     parser.add_argument("--purejaxrl", type=Path, help="a checkout of github.com/luchris429/purejaxrl")
     options = vars(parser.parse_args())

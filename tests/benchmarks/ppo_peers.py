@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+from sizes import size
+
 Rounds = Iterator[int]  # env steps of each round
 
 SOLVED = 475.0
-SPAN = 32  # rollouts of a round of `adapter`
+SPAN = size(32, 1)  # rollouts of a round of `adapter`
 # hyperparameters of rl-zoo for CartPole-v1, where learning rate and clip range decay linearly to 0 over TOTAL env steps
 TUNED: dict[str, Any] = {
     "n_steps": 32,

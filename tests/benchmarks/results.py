@@ -22,8 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from sizes import size
 
-EPISODES = 100  # evaluation episodes at the end of a run
+EPISODES = size(100, 1)  # evaluation episodes at the end of a run
+LONGEST = size(10_000, 20)  # steps of an evaluation episode
+SHORT = size({}, {"epochs": 1, "iterations": 4})  # the budget of tiny runs
 
 
 class Row(NamedTuple):
@@ -122,10 +125,10 @@ def of_recipe(name: str, seed: int, folder: Path, recipe: str | None = None, **o
         others = make(seed=10_000 + seed, num_envs=10, **options).parts["environment"]
     else:
         others = fresh(environment, seed)
-    final = loop.run()
+    final = loop.run(**SHORT)
     store.close()
-    greedy = rein.evaluate(loop.parts["agent"].policy(), others, EPISODES)
-    return {"score": greedy.mean_return, "env_steps": final.clocks.env_steps, "solved": "solved" in final.memory}
+    score = mean_return(loop.parts["agent"], others)
+    return {"score": score, "env_steps": final.clocks.env_steps, "solved": "solved" in final.memory}
 
 
 def fresh(environment: Any, seed: int) -> Any:
@@ -137,6 +140,13 @@ def fresh(environment: Any, seed: int) -> Any:
         return GymnasiumEnvironment(config["id"], 10, 10_000 + seed, **config["make_kwargs"])
     options = {name: config[name] for name in inspect.signature(type(environment)).parameters if name in config}
     return type(environment)(**{**options, "num_envs": EPISODES, "seed": 10_000 + seed})
+
+
+def mean_return(agent: Any, environment: Any) -> float:
+    """Return the mean return of the greedy policy."""
+    import rein
+
+    return rein.evaluate(agent.policy(), environment, EPISODES, max_episode_steps=LONGEST).mean_return
 
 
 def of_probe(name: str, seed: int, folder: Path, **budget: Any) -> dict[str, Any]:
@@ -152,7 +162,7 @@ def of_probe(name: str, seed: int, folder: Path, **budget: Any) -> dict[str, Any
     spaces = environment.single_observation_space, environment.single_action_space
     agent = PPO(*spaces, rollout_steps=iterations, update_epochs=1, seed=seed, **budget)
     store = rein.HDF5Store(folder)
-    final = rein.train(agent, environment, store, epochs=epochs, iterations=iterations)
+    final = rein.train(agent, environment, store, **{"epochs": epochs, "iterations": iterations, **SHORT})
     store.close()
     with torch.no_grad():
         mean = agent.networks(agent.networks.preprocess(torch.zeros(1, 1)))[0].mode()
@@ -175,9 +185,9 @@ def of_own_probe(name: str, seed: int, folder: Path, key: str) -> dict[str, Any]
     budget |= {"gamma": 0.9, "entropy_coefficient": 0.01, "log_std": -0.7 if key == "reach" else 0.0}
     agent = PPO(*spaces, seed=seed, **budget)
     store = rein.HDF5Store(folder)
-    final = rein.train(agent, environment, store, epochs=200, iterations=16)
+    final = rein.train(agent, environment, store, **{"epochs": 200, "iterations": 16, **SHORT})
     store.close()
-    reached = rein.evaluate(agent.policy(), kinds[key](EPISODES, seed=10_000 + seed), EPISODES).mean_return
+    reached = mean_return(agent, kinds[key](EPISODES, seed=10_000 + seed))
     best = environment.optimal_return
     share = 1.0 - (best - reached) / max(1.0, abs(best))  # also for negative optimal returns
     return {"score": share, "env_steps": final.clocks.env_steps, "solved": None}
@@ -196,10 +206,10 @@ def of_zoo(name: str, seed: int, folder: Path) -> dict[str, Any]:
     spaces = environment.single_observation_space, environment.single_action_space
     agent = PPO(*spaces, normalize_observation=True, normalize_reward=True, seed=seed, **tuned)
     store = rein.HDF5Store(folder)
-    final = rein.train(agent, environment, store, epochs=800, iterations=512)
+    final = rein.train(agent, environment, store, **{"epochs": 800, "iterations": 512, **SHORT})
     store.close()
-    greedy = rein.evaluate(agent.policy(), fresh(environment, seed), EPISODES)
-    return {"score": greedy.mean_return, "env_steps": final.clocks.env_steps, "solved": None}
+    score = mean_return(agent, fresh(environment, seed))
+    return {"score": score, "env_steps": final.clocks.env_steps, "solved": None}
 
 
 def of_stable_baselines(name: str, seed: int, folder: Path) -> dict[str, Any]:
@@ -225,18 +235,16 @@ def of_stable_baselines(name: str, seed: int, folder: Path) -> dict[str, Any]:
 
 def of_offline(name: str, seed: int, folder: Path, algorithm: str) -> dict[str, Any]:
     """Run an offline algorithm for the whole budget. All algorithms of a seed use the same recorded data."""
-    import rein
     from rein.envs.pendulum import Pendulum
     from rein.recipes.pendulum_iql import pendulum_iql, record
 
     data = folder.parent / f"data-{seed}"
     if not data.exists():
-        record(data, 6_000, seed)
+        record(data, size(6_000, 60), seed)
     loop = pendulum_iql(data=str(data), algorithm=algorithm, seed=seed, stop_when_solved=False)
-    final = loop.run()
-    proving_ground = Pendulum(EPISODES, seed=10_000 + seed)
-    greedy = rein.evaluate(loop.parts["agent"].policy(), proving_ground, EPISODES)
-    return {"score": greedy.mean_return, "env_steps": 0, "updates": final.clocks.updates, "solved": None}
+    final = loop.run(**SHORT)
+    score = mean_return(loop.parts["agent"], Pendulum(EPISODES, seed=10_000 + seed))
+    return {"score": score, "env_steps": 0, "updates": final.clocks.updates, "solved": None}
 
 
 def of_stable_baselines_sac(name: str, seed: int, folder: Path, env_steps: int, learning_starts: int) -> dict[str, Any]:

@@ -25,15 +25,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sizes import size
 
 import rein
 from rein.store import windows
 from rein.types import Episodes, Trajectory
 
-STEPS, ENVIRONMENTS, EPOCHS, FILES, EPISODE = 200_000, 8, 50, 5, 250
-SEQUENCES, LENGTH = 256, 16
+STEPS, ENVIRONMENTS, EPOCHS, FILES, EPISODE = size(200_000, 2_000), 8, size(50, 5), 5, size(250, 25)
+SEQUENCES, LENGTH = size(256, 4), 16
 FEATURES, ACTIONS = 17, 6
-REPEATS, SECONDS = 9, 0.3  # of CPU time each
+REPEATS, SECONDS = size(9, 1), size(0.3, 0.001)  # of CPU time each
 TARGET, TIMES_TORCHRL = 0.5, 8.0
 TORCHRL = importlib.util.find_spec("torchrl") is not None
 
@@ -154,6 +155,8 @@ def read() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         fields = write_run(path)
+        if not TORCHRL:
+            print("TorchRL is not installed")
         opening(path)
         for small, how in ((windows._SMALL, "small fields held in memory"), (0, "all floats memory-mapped by file")):
             windows._SMALL = small
@@ -176,14 +179,14 @@ def compare(path: Path, fields: dict[str, np.ndarray], how: str, scratch: Path) 
     def rows() -> np.ndarray:
         return draws.integers(0, STEPS, SEQUENCES * LENGTH)
 
-    for what, dataset, size, index in (
+    for what, dataset, batch, index in (
         ("sequences", sequences, SEQUENCES, sequence_rows),
         ("transitions", transitions, SEQUENCES * LENGTH, rows),
     ):
         work: dict[str, Callable[[], Any]] = {
             "arrays in memory, indexed": lambda index=index: indexing(index()),
             "arrays in memory, numpy.take": lambda index=index: taking(index()),
-            f"run.{what}": lambda d=dataset, size=size: d[draws.integers(0, len(d), size)],
+            f"run.{what}": lambda d=dataset, batch=batch: d[draws.integers(0, len(d), batch)],
         }
         peer = "TorchRL, slices of its memory map"
         if what == "sequences" and TORCHRL:
