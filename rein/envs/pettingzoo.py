@@ -387,8 +387,8 @@ class PettingZooEnvironment:
         ended_2R = ended_flags(tuple(parts[2]), tuple(parts[3]), names)
         if ended_2R is not None:
             flags_2N[:, rows] = ended_2R
-            for row, ended in zip(rows, ended_2R.any(0).tolist(), strict=True):
-                self._alive[row] = not ended
+            for row, flags_2 in zip(rows, ended_2R.T, strict=True):
+                self._alive[row] = not flags_2.any()
         for row, observation in zip(rows, parts[0], strict=True):
             self._rows[row] = self._row(row % len(self._names), observation)
         return reward_N, flags_2N

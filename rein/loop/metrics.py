@@ -215,8 +215,8 @@ class Metrics(MutableMapping[str, Any]):
         self._accumulators: dict[str, Accumulator] = {}
         self._computed: dict[str, Callable[[], Any]] = {}
         self._assigned: dict[str, Any] = {}
-        # names of the step's metrics seen so far: whether `report` has added them; None if it was not called
-        self._seen: dict[str, bool] | None = None
+        # names of the step's metrics so far: whether `report` has added them; None if it was not called
+        self._reported: dict[str, bool] | None = None
         self.just_assigned: set[str] = set()  # since the current step began; cleared by the loop
         self._declared: set[str] = set()  # names that handlers will assign, perhaps not in every epoch
         self._readers: dict[str, str] = {}  # name -> the option that names it
@@ -240,26 +240,26 @@ class Metrics(MutableMapping[str, Any]):
 
         Values that are not one number, and names that end in `_per_learner`, are not metrics of an epoch.
         """
-        self._seen = {}
+        self._reported = {}
         self._set_updates()
 
     def _set_updates(self) -> None:
-        found = () if self._seen is None else (self._find_new,)
+        found = () if self._reported is None else (self._find_new,)
         self.updates = (*found, *(accumulator.update for accumulator in self._accumulators.values()))
 
     def _find_new(self, state: State) -> None:
         """Accumulate numbers that the steps report for the first time. Raises ValueError if a name is taken."""
-        seen, reported = self._seen, state.step_state.metrics
-        if seen is None or not reported or reported.keys() <= seen.keys():
+        known, found = self._reported, state.step_state.metrics
+        if known is None or not found or found.keys() <= known.keys():
             return
-        for name, value in reported.items():
-            if name in seen or value is None:
+        for name, value in found.items():
+            if name in known or value is None:
                 continue
             is_new = name not in self._accumulators and not str(name).endswith("_per_learner") and _is_number(value)
             if is_new:
                 self.accumulate(name, name)
                 self._accumulators[name].update(state)
-            seen[name] = is_new
+            known[name] = is_new
 
     def compute(self, name: str, read: Callable[[], Any]) -> None:
         """Call `read()` whenever the metric is read. The function keeps its own state."""
@@ -367,14 +367,14 @@ class Metrics(MutableMapping[str, Any]):
                 for a in self._accumulators.values()
             },
             "assigned": dict(self._assigned),
-            "reported": [name for name, added in (self._seen or {}).items() if added],
+            "reported": [name for name, added in (self._reported or {}).items() if added],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of `state_dict`. Metrics without a saved value start empty."""
         for name in state.get("reported", ()):
-            if self._seen is not None and name not in self._accumulators:
-                self._seen[name] = True
+            if self._reported is not None and name not in self._accumulators:
+                self._reported[name] = True
                 self.accumulate(name, name)
         for name, accumulator in self._accumulators.items():
             saved = state["accumulated"].get(name)

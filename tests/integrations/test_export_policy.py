@@ -382,7 +382,7 @@ BUILD = {"observation_space": {"space": "Discrete", "n": 3, "start": 0, "dtype":
         (lambda path: changed(path, weights={"actor.0.weight": torch.zeros(8, 5)}), "actor.0.weight: expected"),
         (lambda path: changed(path, weights={"actor.0.weight": torch.zeros(8, 4).double()}), "float64"),
         (lambda path: changed(path, weights={"actor.0.weight": torch.full((8, 4), math.nan)}), "not finite"),
-        (lambda path: changed(path, weights={str(n): torch.zeros(0) for n in range(10_001)}), "tensors; at most 10,000"),
+        (lambda path: changed(path, weights={str(n): torch.zeros(0) for n in range(10_001)}), "at most 10,000"),
         (lambda path: changed(path, {"rein": "[]" + " " * (5 << 20)}), "bytes of names and metadata"),
         (lambda path: path.write_bytes(b"\xff" * 100), "cannot be read"),
         (lambda path: path.write_bytes(path.read_bytes()[:-10]), "cannot be read"),
