@@ -234,6 +234,7 @@ def test_resumed_run_continues_exactly(options, tmp_path) -> None:
     loop.run(epochs=3)
     _, interrupted = loop_to("parts")
     interrupted.run(epochs=1)
+    interrupted.parts["store"].close()
     resumed_agent, resumed = loop_to("parts", "resume")
     rein.resume(resumed)
     resumed.run(epochs=3)

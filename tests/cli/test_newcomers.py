@@ -166,6 +166,46 @@ class Forgetful(gymnasium.Env):
         return {"position": np.zeros(2, np.float32)}, 0.0, False, False, {}
 
 
+class WithoutSeed(Forgetful):
+    """Environment with the interface of Gym."""
+
+    def reset(self):
+        return {"position": np.zeros(2, np.float32)}
+
+
+class WithoutSpaces(gymnasium.Env):
+    """Environment that declares no space."""
+
+
+class WithoutActionSpace(gymnasium.Env):
+    """Environment that declares only the space of its observations."""
+
+    observation_space = VECTOR
+
+
+class Counting:
+    """World of PettingZoo with two agents, whose actions begin at 1."""
+
+    possible_agents = ("first", "second")
+
+    def observation_space(self, name):
+        return VECTOR
+
+    def action_space(self, name):
+        return spaces.Discrete(2 if name == "first" else 3, start=1)
+
+    def close(self):
+        pass
+
+    reset = step = close
+
+
+def step_closed(environment):
+    environment.reset()
+    environment.close()
+    environment.apply_action(torch.zeros(2, dtype=torch.int64))
+
+
 def assign_handler():
     loop().epoch_ended = print
 
@@ -307,6 +347,14 @@ API = {  # mistake, and a part of the error message
         "gymnasium.Env",
     ),
     "observation of a Dict without a key": (lambda: GymnasiumEnvironment(Forgetful).reset(), "velocity"),
+    "old reset(self)": (lambda: rein.make(WithoutSeed).reset(), "def reset(self, *, seed=None, options=None)"),
+    "environment without spaces": (lambda: rein.make(WithoutSpaces), "observation_space"),
+    "environment without an action space": (lambda: rein.make(WithoutActionSpace), "action_space"),
+    "make(mode='foo')": (lambda: rein.make("CartPole-v1", mode="foo"), "'processes', 'threads' or 'sync'"),
+    "make(mode='foo', workers=2)": (lambda: rein.make("CartPole-v1", 2, workers=2, mode="foo"), "or 'sync'"),
+    "step after close, Gymnasium": (lambda: step_closed(rein.make("CartPole-v1", 2)), "closed"),
+    "step after close": (lambda: step_closed(CartPole(2)), "closed"),
+    "Discrete(start=1) in PettingZoo": (lambda: rein.PettingZooEnvironment(Counting), "must start at 0"),
     "loop.epoch_ended = handler": (assign_handler, "loop.epoch_ended(handler)"),
     "loop.epoch_end": (lambda: loop().epoch_end, "epoch_ended"),
     "loop.add_event_handler": (lambda: loop().add_event_handler, "loop.on"),
@@ -335,7 +383,7 @@ API = {  # mistake, and a part of the error message
 def test_python_mistake_is_explained_in_one_line(mistake, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call, keyword = API[mistake]
-    with pytest.raises((rein.ReinError, TypeError, ValueError, AttributeError, KeyError)) as raised:
+    with pytest.raises((rein.ReinError, TypeError, ValueError, AttributeError, KeyError, RuntimeError)) as raised:
         call()
     assert keyword in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -50,7 +50,7 @@ def test_signal_ends_or_saves_the_run_without_loss(tmp_path, scale, whole, kind,
         obeyed += one["status"] == status
         assert one["resumed"] == 0, where
         if one["status"] and kind != "TWICE":
-            assert one["text"].rstrip().splitlines()[-1].endswith(f"continue with: rein resume {run}"), where
+            assert one["text"].removesuffix("\x1b[?25h").rstrip().endswith(f"continue with: rein resume {run}"), where
             assert f"rein: {kind}: the run ends after this iteration and is saved" in one["text"], where
         if kind == "TWICE":
             assert one["seconds"] < 1, where

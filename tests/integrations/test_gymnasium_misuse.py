@@ -377,33 +377,3 @@ def test_closed_environment_raises(kind: str, begun: bool) -> None:
     if hasattr(environment, "reset_where"):
         with pytest.raises(RuntimeError, match="closed"):
             environment.reset_where(ZEROS == 0)
-
-
-def test_reset_without_a_seed_is_explained() -> None:
-    class Old(Counted):
-        def reset(self) -> Any:  # type: ignore[override]
-            return np.zeros(1, np.float32)
-
-    environment = GymnasiumEnvironment(functools.partial(Old, 0, {}), 1, 0)
-    with pytest.raises(TypeError, match=r"def reset\(self, \*, seed=None, options=None\)"):
-        environment.reset()
-
-
-@pytest.mark.parametrize("missing", ["observation_space", "action_space"])
-def test_environment_without_a_space_is_explained(missing: str) -> None:
-    class Bare(gymnasium.Env[Any, Any]):
-        pass
-
-    class Half(gymnasium.Env[Any, Any]):
-        pass
-
-    setattr(Half, {"observation_space": "action_space"}.get(missing, "observation_space"), spaces.Discrete(2))
-    for kind in (Bare, Half):
-        with pytest.raises(TypeError, match=f"without .*{missing}"):
-            rein.make(kind)
-
-
-def test_unknown_mode_is_answered_with_all_modes() -> None:
-    for workers in (None, 2):
-        with pytest.raises(ValueError, match="'processes', 'threads' or 'sync'"):
-            rein.make("CartPole-v1", 2, workers=workers, mode="foo")  # type: ignore[arg-type]

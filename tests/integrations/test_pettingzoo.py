@@ -460,15 +460,6 @@ def test_worlds_are_not_stepped_after_an_exception_until_a_reset() -> None:
             call()
 
 
-def test_discrete_actions_of_different_sizes_that_do_not_start_at_0_are_explained() -> None:
-    class FromOne(Climbers):
-        def action_space(self, name: str) -> spaces.Space[Any]:
-            return spaces.Discrete(2 if name == "guide_0" else 3, start=1)
-
-    with pytest.raises(TypeError, match="must start at 0"):
-        rein.PettingZooEnvironment(FromOne)
-
-
 @pytest.mark.parametrize("make", [climbers, functools.partial(masked, "info")], ids=["plain", "masked"])
 def test_training_is_recorded_and_replayed(make: Any, tmp_path: Path) -> None:
     environment, store = make(3), rein.HDF5Store(tmp_path / "run")
