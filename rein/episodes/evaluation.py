@@ -212,7 +212,7 @@ def check_parts(policy: Any, environment: Any) -> None:
     check_part("evaluate", environment, Environment)
     for name in ("observation_space", "action_space"):
         mine, theirs = getattr(policy, name, None), getattr(environment, f"single_{name}")
-        if mine is not None and _form(visible_space(mine)) != _form(visible_space(theirs)):
+        if mine is not None and _form(mine) != _form(theirs):
             raise ValueError(
                 f"evaluate: the spaces differ: the {name.replace('_', ' ')} of the policy is {mine}, and that of the "
                 f"environment is {theirs}; build the environment as for training, with the same wrappers"
@@ -220,7 +220,10 @@ def check_parts(policy: Any, environment: Any) -> None:
 
 
 def _form(space: spaces.Space[Any]) -> Any:
-    """Return the names, shapes and numbers of choices in a space, without the bounds of its numbers."""
+    """Return the names, shapes and numbers of choices in a space, without reserved entries and bounds of numbers."""
+    space = visible_space(space)
+    if isinstance(space, spaces.Dict) and len(space) == 1:  # `visible_space` replaces it if there are reserved entries
+        (space,) = space.values()
     if (inner := children(space)) is not None:
         return {name: _form(part) for name, part in inner.items()}
     return space.shape, *(np.asarray(getattr(space, name, -1)).tolist() for name in ("n", "nvec", "start"))

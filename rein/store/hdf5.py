@@ -142,12 +142,18 @@ class HDF5Store:
             if kept is None or field in kept:
                 check_names(space, field)
 
+    @property
+    def read_metric(self) -> str | None:
+        """The metric by which epochs are kept, or None."""
+        return None if self._selection.best is None else self._selection.best[1]
+
     def begin(self, epochs: int) -> None:
         """Check the store for a run that has ended `epochs` epochs, before anything in the folder is changed.
 
         Raises ValueError if the store holds later epochs, which another loop has appended.
         """
         self._check_open()
+        self._files.lock.give_up = None
         if self._last_epoch > epochs:
             raise ValueError(
                 f"{self.path}: holds {self._last_epoch} epochs of another loop, but this loop has ended {epochs}; "
@@ -200,7 +206,12 @@ class HDF5Store:
             self._last = None
 
     def end(self) -> None:
-        """Flush at the end of a run, and warn if the last epoch was kept only because none was selected."""
+        """Flush at the end of a run, and warn if the last epoch was kept only because none was selected.
+
+        Another store of this process may open the folder from now on, which closes this one.
+        """
+        store = weakref.ref(self)
+        self._files.lock.give_up = lambda: opened.close() if (opened := store()) is not None else None
         self.flush()
         self._report_substitute()
 
@@ -279,7 +290,7 @@ class Files:
         self.folder = folder
         self._alone = alone
         self.run: str | None = None
-        self._in_use = Lock(folder.parent)  # held as long as a thread may write, even if the store is never closed
+        self.lock = Lock(folder.parent)  # held as long as a thread may write, even if the store is never closed
         self._limits = max_bytes, max_epochs, max_seconds
         self._lock = threading.RLock()  # guards the attributes below: the writer's thread takes epochs that are due
         self._epochs: list[_Epoch] = []
@@ -344,11 +355,11 @@ class Files:
                 self._writer.close()
             finally:
                 self._memory = Memory()  # frees as much memory as a file takes
-                self._in_use.release()
+                self.lock.release()
 
     def release(self) -> None:
         """Close without waiting. The garbage collector may call this from a thread that holds the lock of HDF5."""
-        self._in_use.abandoned = self._writer.join
+        self.lock.give_up = self._writer.join
         if self.works:
             self._submit(wait=False)
             self._writer.submit(functools.partial(atexit.unregister, self.close), 0, wait=False)

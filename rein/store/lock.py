@@ -39,19 +39,22 @@ class Lock:
     Two stores that continue one run would move each other's epochs aside. Windows and some network file systems have no
     such lock; only stores of one process exclude each other on the latter, and none on Windows.
 
+    `give_up` is a function that closes the store, if it may be closed when another store of this process needs the
+    folder: a store that is no longer referenced, or whose run has ended or failed, as in a notebook.
+
     Raises:
         StoreError: a store of this or another process has locked the folder.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.abandoned: Callable[[], None] | None = None  # waits for the last write of a store that is not referenced
+        self.give_up: Callable[[], None] | None = None
         if fcntl is None:
             return
         descriptor, held = _open(folder), None
         try:
             status = os.fstat(descriptor)
             key = status.st_dev, status.st_ino
-            _end_abandoned(key)
+            _end_unused(key)
             with _guard:
                 if key in _held:
                     advice = "call close() of that store first, or use another folder"
@@ -112,13 +115,13 @@ def _open(folder: Path) -> int:
         raise StoreError(f"{folder}: cannot be opened: {error.strerror}") from error
 
 
-def _end_abandoned(key: tuple[int, int]) -> None:
-    """Wait until a store of this process that is no longer referenced, such as that of a failed run, is closed."""
+def _end_unused(key: tuple[int, int]) -> None:
+    """Close a store of this process that gives up the folder."""
     if key in _held:
         gc.collect()
     lock = _held[key].lock() if key in _held else None
-    if lock is not None and lock.abandoned is not None:
-        lock.abandoned()
+    if lock is not None and lock.give_up is not None:
+        lock.give_up()
         lock.release()
 
 

@@ -429,12 +429,9 @@ def report_episodes(loop: Loop, rows: RowBuffer, statistics: EpisodeStatistics) 
 
 def write_to(loop: Loop, store: Store, rows: RowBuffer, statistics: EpisodeStatistics) -> None:
     """Register the store of a loop. Write the description of the run, metrics and trajectories to it."""
-    loop.own("store", store)
-    if best := store.config.get("keep_best"):
-        loop.metrics.read_by(f"{type(store).__name__}(keep_best={tuple(best)!r})", best[1])
-    if begin := getattr(store, "begin", None):  # first, before the store is changed
-        loop.started.wire(lambda state: begin(state.clocks.epochs))
-    describe_run(loop, store)
+    own_store(loop, store)
+    if name := getattr(store, "read_metric", None):
+        loop.metrics.read_by(f"{type(store).__name__}(keep_best={tuple(store.config['keep_best'])!r})", name)
     write_trajectories(loop, store, rows, statistics)
 
 
@@ -446,10 +443,14 @@ def new_store(path: str | Path) -> Store:
 
 
 def own_store(loop: Loop, store: Store | str | Path) -> None:
-    """Register a store, or a new one at a path, of a loop without trajectories, and write `run.json` and metrics."""
+    """Register a store, or a new one at a path, and write `run.json` and metrics to it."""
     store = new_store(store) if isinstance(store, str | Path) else store
     loop.own("store", store)
+    if begin := getattr(store, "begin", None):  # first, before the store is changed
+        loop.started.wire(lambda state: begin(state.clocks.epochs))
     describe_run(loop, store)
+    for event in (loop.completed, loop.halted, loop.failed):
+        event.wire(lambda state: getattr(store, "end", store.flush)())
 
 
 def describe_run(loop: Loop, store: Any) -> None:
@@ -472,7 +473,7 @@ def record_metrics(loop: Loop, store: Any) -> None:
 
 
 def write_trajectories(loop: Loop, store: Store, rows: RowBuffer, statistics: EpisodeStatistics) -> None:
-    """Append each epoch to the store when it ends, and flush the store when the run ends.
+    """Append each epoch to the store when it ends.
 
     `state.trajectory` is readable while `epoch_ended` fires.
     """
@@ -490,12 +491,6 @@ def write_trajectories(loop: Loop, store: Store, rows: RowBuffer, statistics: Ep
         state._read_trajectory = None
 
     loop.epoch_ended.wire(forget_trajectory, last=True)
-
-    def flush_store(state: State) -> None:
-        getattr(store, "end", store.flush)()
-
-    for event in (loop.completed, loop.halted, loop.failed):
-        event.wire(flush_store)
 
 
 def trajectory(state: State, rows: RowBuffer, statistics: EpisodeStatistics) -> Trajectory:

@@ -339,7 +339,6 @@ def test_saved_agent_and_resumed_run_continue_exactly(options, tmp_path) -> None
     loop.run(epochs=4)
     first, interrupted, _ = loop_to("parts")
     interrupted.run(epochs=2)
-    interrupted.parts["store"].close()
     second, resumed, after = loop_to("parts", "resume")
     rein.resume(resumed)
     assert second.updates == first.updates

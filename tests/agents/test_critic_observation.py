@@ -19,7 +19,9 @@ from rein.agents.a2c import A2C
 from rein.agents.base.closed_form import has_closed_form
 from rein.agents.impala import IMPALA
 from rein.agents.ppo import PPO
+from rein.envs.cartpole import CartPole
 from rein.envs.wrappers import Wrapper
+from rein.episodes.evaluation import check_parts
 from rein.networks.recurrent import GRU
 from rein.testing import AgentContract
 from rein.testing.stateful import first_difference
@@ -125,6 +127,15 @@ def test_policy_acts_on_the_observation_itself_or_a_dict_of_it() -> None:
     for seen in (x, {"position": x}):
         action, _ = agent.policy().select_action(seen)
         assert torch.equal(action, agent.policy().select_action({"position": x, "critic_observation": x[:, :2]})[0])
+
+
+def test_policy_is_evaluated_in_an_environment_without_critic_observations() -> None:
+    environment = CartPole(2, seed=0)
+    part = environment.single_observation_space
+    agent = PPO(spaces.Dict({"observation": part, "critic_observation": part}), spaces.Discrete(2), hidden=(4,), seed=0)
+    for space in (part, spaces.Dict({"observation": part})):
+        environment.single_observation_space = space
+        check_parts(agent.policy(), environment)
 
 
 def test_value_without_a_critic_observation_raises() -> None:
@@ -234,7 +245,6 @@ def test_resumed_run_continues_exactly(options, tmp_path) -> None:
     loop.run(epochs=3)
     _, interrupted = loop_to("parts")
     interrupted.run(epochs=1)
-    interrupted.parts["store"].close()
     resumed_agent, resumed = loop_to("parts", "resume")
     rein.resume(resumed)
     resumed.run(epochs=3)

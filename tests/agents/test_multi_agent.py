@@ -193,7 +193,6 @@ def test_run_is_stored_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     _, loop = build("half")
     rein.checkpoint(loop)
     loop.run(epochs=2)
-    loop.parts["store"].close()
     again, loop = build_resumed(tmp_path / "half")
     loop.run(epochs=4)
     assert first_difference(copy_state(whole.state_dict()), again.state_dict()) is None

@@ -181,7 +181,6 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, kind: Any) -> None
         cut.interrupt("on purpose")
 
     cut.run()
-    cut.parts["store"].close()
     resumed = build(tmp_path / "cut")
     rein.resume(resumed, tmp_path / "cut")
     resumed.run()

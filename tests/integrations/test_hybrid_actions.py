@@ -86,7 +86,6 @@ def test_resumed_run_equals_a_run_without_a_break(tmp_path: Path, kind: Any, mak
     loop.run(epochs=4, iterations=13)
     loop, _, _ = loop_of(rein.HDF5Store(tmp_path / "parts"), kind, make)
     loop.run(epochs=2, iterations=13)
-    loop.parts["store"].close()
     loop, resumed, _ = loop_of(rein.HDF5Store(tmp_path / "parts", exist="resume"), kind, make)
     rein.resume(loop)
     loop.run(epochs=4, iterations=13)

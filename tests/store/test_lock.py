@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import os
@@ -68,6 +69,27 @@ def test_second_store_of_one_process_is_refused_at_once(tmp_path):
     first.close()
     HDF5Store(tmp_path / "run", "resume").close()
     assert not opened_by_another_process(first.path)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_store_whose_run_has_ended_gives_way_to_the_next_one(tmp_path, fails):
+    def handler(state):
+        if fails:
+            raise RuntimeError("a mistake in a notebook")
+
+    def build(exist):
+        environment = rein.envs.Gridworld(2, seed=0)
+        store = HDF5Store(tmp_path / "run", exist)
+        return rein.training_loop(rein.QLearning(environment, seed=0), environment, store, iterations=4, epochs=1)
+
+    first = build("error")
+    first.epoch_ended(handler)
+    with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+        first.run()
+    second = build("resume")
+    with pytest.raises(StoreError, match="closed"):
+        first.run(epochs=2)
+    assert second.run().epoch == 1
 
 
 @pytest.mark.parametrize("fails", [False, True])

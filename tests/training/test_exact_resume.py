@@ -104,7 +104,6 @@ def test_run_interrupted_in_evaluation_resumes_exactly(tmp_path: Path, episodic:
     environment.left, environment.ask = 30, lambda: loop.interrupt("enough")
     assert loop.run().reason == "enough"
     assert environment.left == 0
-    loop.parts["store"].close()
     resumed, _ = make("broken", "resume")
     rein.resume(resumed, tmp_path / "broken")
     resumed.run()

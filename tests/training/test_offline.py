@@ -141,7 +141,6 @@ def test_resumed_run_ends_equal_bit_for_bit(tmp_path):
         lambda state: broken.interrupt("for a test")
     )
     broken.run()
-    broken.parts["store"].close()
     again = loop_of(tmp_path / "broken", "resume", None)  # the replay is in the checkpoint
     rein.resume(again, tmp_path / "broken")
     assert again.run().clocks.updates == 40
