@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import shlex
 import sys
@@ -22,12 +23,17 @@ def run_log(loop: Loop, path: Path) -> None:
 
     The file also has a line for the start and the end of each run, and the traceback of an error that ends a run. The
     logger decides which messages are written: by default warnings and errors, and with
-    `logging.getLogger("rein").setLevel("INFO")` more. A file that cannot be written does not end the run.
+    `logging.getLogger("rein").setLevel("INFO")` more. Messages still appear on the console: without a configured
+    handler, warnings and errors. A file that cannot be written does not end the run.
     """
     file = _File(path)
 
     @loop.started.wire
     def begin(state: State) -> None:
+        console = logging.lastResort  # Python does not use it if the logger has a handler
+        if console is not None and not logger.hasHandlers():
+            logger.addHandler(console)
+            loop.cleanups.insert(0, functools.partial(logger.removeHandler, console))
         logger.addHandler(file)
         command = shlex.join(sys.argv)
         file.note(logging.INFO, f"{'resumed' if loop.resumed else 'started'} in epoch {state.epoch}: {command}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import numbers
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -220,6 +220,7 @@ class Metrics(MutableMapping[str, Any]):
         self.just_assigned: set[str] = set()  # since the current step began; cleared by the loop
         self._declared: set[str] = set()  # names that handlers will assign, perhaps not in every epoch
         self._readers: dict[str, str] = {}  # name -> the option that names it
+        self._unchecked: list[str] = []  # names in `_readers` since the last epoch has ended
         self._seen: set[str] = set()  # names of the epochs that have ended
         self.updates: tuple[Callable[[State], None], ...] = ()  # called by the loop after each step
 
@@ -278,6 +279,7 @@ class Metrics(MutableMapping[str, Any]):
         are those of the metrics so far and those that were declared.
         """
         self._readers[name] = reader
+        self._unchecked.append(name)
 
     def _check_free(self, name: str) -> None:
         _check_name(name)
@@ -337,27 +339,27 @@ class Metrics(MutableMapping[str, Any]):
         """Return the current values, still on their devices. Warn about metrics that no step reports."""
         for accumulator in self._accumulators.values():
             accumulator.warn_if_missing()
-        is_first, known = not self._seen, {*self, *self._declared}
         self._seen.update(self)
-        for name, reader in self._readers.items():
-            if is_first and name not in known:
-                if similar := similar_metric(name, known):
-                    listed = ", ".join(sorted(known))
-                    raise ValueError(
-                        f"{reader}: no metric {name!r}; did you mean {similar!r}? The metrics are {listed}"
-                    )
-                self._warn_of_unseen(name, reader)
+        unchecked, self._unchecked = self._unchecked, []
+        self._check_readers(unchecked, raises=True)
         return Frozen({name: self._raw(name) for name in self})
 
     def warn_of_unseen(self) -> None:
         """Warn of metrics that options refer to, that were not announced and that no epoch of the run has had."""
-        for name, reader in self._readers.items() if self._seen else ():
-            if name not in self._seen | self._declared:
-                self._warn_of_unseen(name, reader)
+        self._check_readers([name for name in self._readers if name not in self._unchecked])
 
-    def _warn_of_unseen(self, name: str, reader: str) -> None:
-        message = "%s: no epoch has had a metric %r so far; the metrics are %s"
-        logger.warning(message, reader, name, ", ".join(sorted(self._seen | self._declared)))
+    def _check_readers(self, names: Sequence[str], raises: bool = False) -> None:
+        known = self._seen | self._declared if names else set()
+        for name in names:
+            if name in known:
+                continue
+            listed = ", ".join(sorted(known)) or "none"
+            if raises and (similar := similar_metric(name, known)):
+                raise ValueError(
+                    f"{self._readers[name]}: no metric {name!r}; did you mean {similar!r}? The metrics are {listed}"
+                )
+            message = "%s: no epoch has had a metric %r so far; the metrics are %s"
+            logger.warning(message, self._readers[name], name, listed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return accumulated and assigned values. Computed metrics are saved by their source."""

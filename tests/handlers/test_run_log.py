@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import rein
+from tests import programs
 
 
 def make(path: Path, exist: str = "error") -> rein.Loop:
@@ -29,6 +30,18 @@ def test_run_log_has_warnings_and_the_start_and_end_of_each_run(tmp_path: Path) 
         "epoch",
         "completed",
     ]
+
+
+def test_warnings_of_a_run_with_a_run_log_appear_on_the_console(tmp_path: Path) -> None:
+    code = """
+import logging, rein
+env = rein.envs.Gridworld(2, seed=0)
+loop = rein.training_loop(rein.QLearning(env, seed=0), env, "run", iterations=4, epochs=1)
+loop.epoch_ended(lambda state: logging.getLogger("rein").warning("look here"))
+loop.run()
+logging.getLogger("rein").warning("after the run")
+"""
+    assert programs.run("-c", code, cwd=tmp_path).stderr == "look here\nafter the run\n"
 
 
 def test_run_log_has_the_traceback_of_a_failure(tmp_path: Path) -> None:

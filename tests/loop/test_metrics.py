@@ -309,6 +309,21 @@ def test_other_unknown_name_warns_at_once_and_at_the_end(caplog: pytest.LogCaptu
     assert caplog.text.count("the option: no epoch has had a metric 'accuracy' so far") == 2
 
 
+def test_name_that_is_read_from_the_second_run_on_is_checked_there() -> None:
+    loop = reading("accuracy")
+    loop.run(epochs=1)
+    loop.metrics.read_by("the option", "ep_return")
+    with pytest.raises(ValueError, match="did you mean 'episode_return'"):
+        loop.run(epochs=3)
+
+
+def test_loop_without_metrics_warns_of_a_name_at_once_and_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    loop = rein.Loop(lambda state: None, epochs=3, iterations=1)
+    loop.metrics.read_by("the option", "accuracy")
+    loop.run()
+    assert caplog.text.count("no epoch has had a metric 'accuracy' so far; the metrics are none") == 2
+
+
 def test_metric_that_comes_later_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     reading("success").run()
     assert caplog.text.count("no epoch has had a metric") == 1
