@@ -61,7 +61,7 @@ class Population:
         env: Any,
         *,
         learners: int,
-        seed: int | Sequence[int] | np.ndarray | None = None,
+        seed: int | Iterable[int] | None = None,
         **options: Any,
     ) -> None:
         if not (isinstance(kind, type) and issubclass(kind, Agent)):
@@ -77,11 +77,13 @@ class Population:
             )
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.kind, self._options = kind, options
-        self._seeds = [checked_seed(mine) for mine in seed] if isinstance(seed, Sequence | np.ndarray) else None
+        self._seeds = [checked_seed(mine) for mine in seed] if isinstance(seed, Iterable) else None
         if self._seeds is not None:
             options = {**options, "seed": self._seeds}
         each = [_options_of(kind, options, number, learners) for number in range(learners)]
         self._agents: list[Any] = [kind(self.observation_space, self.action_space, **mine) for mine in each]
+        for agent in self._agents:
+            agent.check_num_envs(env.num_envs // learners)
         self._frozen: dict[int, Any] = {}  # greedy policies of the learners that no longer learn
         self._active = together(self._agents)
         # JSON values that all processes of a group must have in common, because learners step according to them

@@ -5,7 +5,6 @@ Shapes: T steps of a rollout, N environments, M minibatches.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,14 +70,13 @@ class PPO(OnPolicyAgent):
         help="sample whole sequences in proportion to their advantages instead of shuffling rows",
     )
 
-    def __attrs_post_init__(self) -> None:
-        rows = self.rollout_steps * getattr(self.observation_space, "num_envs", math.inf)  # of an environment
-        if self.minibatches > rows:
+    def check_num_envs(self, num_envs: int) -> None:
+        """Raise ValueError if a rollout has fewer rows than minibatches."""
+        if self.minibatches > (rows := self.rollout_steps * num_envs):
             raise ValueError(
                 f"PPO(minibatches={self.minibatches}): a rollout of {self.rollout_steps} steps has {rows} rows, fewer "
                 "than minibatches; use more environments, a longer rollout or fewer minibatches"
             )
-        super().__attrs_post_init__()
 
     def update(self, rollout: Rollout) -> dict[str, Tensor]:
         """Make `update_epochs` passes over a full rollout and return the mean metrics of the last pass."""

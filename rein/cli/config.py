@@ -24,10 +24,13 @@ _DEEPEST = 16  # levels of tables and lists
 def config_of(recipe: Recipe) -> bytes:
     """Return the recipe and its options as TOML that `read_config` accepts.
 
-    The limits that were not given, `epochs` or `env_steps`, are left out, because a limit in a file counts as given.
+    Limits that were not given, `epochs` or `env_steps`, are left out, because a limit in a file counts as given, and so
+    are options that `param` gives.
     """
+    options = recipe.config["options"]
     left_out = {name for name in LIMITS if written(name, True) not in recipe.given}
-    options = {name: value for name, value in recipe.config["options"].items() if name not in left_out}
+    left_out |= {text.partition("=")[0].strip().replace("-", "_") for text in options.get("param", ())}
+    options = {name: value for name, value in options.items() if name not in left_out}
     lines = [f"{name} = {_toml(value)}\n" for name, value in {"recipe": recipe.name, **options}.items()]
     return "".join(lines).encode(errors="replace")
 

@@ -79,7 +79,7 @@ def plan(
         stored = {"before": {key: value for key, value in before.options.items() if key != "param"}}
         stored["file"] = before.source
         if not params:
-            params, file = params_of(before), before.source
+            params, file, flags = params_of(before), before.source, given
     options = parse(function, f"rein {command} {name}", words, **stored, also=also)
     _check(name, options, own)
     if options.get("learners", 1) != 1 and "--stop-when-solved" not in given and "stop_when_solved" in own:

@@ -265,6 +265,7 @@ def _open_study(file: Path, optuna: Any) -> tuple[Any, Any]:
     """Open or create the study in a file of SQLite. Returns its storage and the study. Raises StoreError."""
     from sqlalchemy.engine import URL  # pyright: ignore[reportMissingImports]  # installed with Optuna
 
+    storage: Any = None
     try:
         if os.path.lexists(file):
             open_file(file).close()
@@ -274,6 +275,9 @@ def _open_study(file: Path, optuna: Any) -> tuple[Any, Any]:
         study = optuna.create_study(storage=storage, **options)
         study.get_trials(deepcopy=False)  # reads the whole file
     except Exception as error:  # a damaged file can raise anything
+        if storage is not None:
+            storage.remove_session()
+            storage.engine.dispose()
         reason = next(iter(str(error).splitlines()), "").strip(" .") or type(error).__name__
         advice = "move it away to start the sweep again"
         raise StoreError(f"{file}: cannot be read as the study of a sweep: {reason}; {advice}") from error

@@ -136,6 +136,7 @@ class Gridworld:
 
     def reset_to(self, episode_seeds: Tensor) -> Tensor:
         """Begin the episodes with these seeds (N,), for a replay. Later episodes are seeded as usual."""
+        check_open("Gridworld", "reset_to", self._ended)
         return self._begin(self._seeds.override(episode_seeds))
 
     def reset_where(self, mask: Tensor) -> Tensor:

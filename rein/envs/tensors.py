@@ -128,6 +128,7 @@ class TensorEnvironment:
             self.seed, self._resets = checked_seed(seed), 0
         if self.seed is None:
             self.seed = secrets.randbits(31)
+        self._observation = None  # if `reset` raises, it must be called again
         observation, _ = self.env.reset(seed=stream_seed(self.seed, "environment", self._resets))
         self._resets += 1
         self._observation, self._ended = self._observed(observation, copy=True), None

@@ -133,7 +133,8 @@ class _CtrlC(Interrupts):
         """Restore the previous signal handler. Raises KeyboardInterrupt if a signal has ended the run."""
         super().restore()
         if (self.signal is not None or self._closing) and self._loop.state.status in ("completed", "halted"):
-            _write(2, f"rein: the run is interrupted; {self._advice()}\n".encode())
+            if not self._closing:
+                _write(2, f"rein: the run is interrupted; {self._advice()}\n".encode())
             raise KeyboardInterrupt
 
     def _advice(self) -> str:

@@ -80,12 +80,13 @@ def population_based_training(
     if not isinstance(population, Population):
         raise TypeError(f"{_NAME}: expected a loop of a rein.Population, got one of {type(population).__name__}")
     attach = loop.event(event)(**filters)
-    population.decisions[name] = {"bounds": as_json([*bounds.items()]), "event": event, "filters": as_json([*filters])}
     checked = {option: _checked(population, option, *ends) for option, ends in bounds.items()}
     part = loop.own(
         name,
         PopulationBasedTraining(population, loop.parts["statistics"], checked, fraction, factors, resample_probability),
     )
+    filtered = {filter_name: as_json(value) for filter_name, value in filters.items()}
+    population.decisions[name] = {**part.config, "event": event, "filters": filtered}
     attach(part.evolve)
     loop.epoch_ended.attach(part.report)
     loop.started.attach(part.restore)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ from torch import Tensor, nn
 
 from rein.errors import NonFiniteError
 from rein.ops.statistics import global_norm
+from rein.ops.trees import leaves
 
 
 @torch.no_grad()
 def check_parameters(part: Any, advice: str) -> None:
-    """Raise NonFiniteError if a parameter of a module, or a parameter or the table of an agent, is not finite.
+    """Raise NonFiniteError if a parameter of a module or of an agent, or its table, is not finite, or a buffer is NaN.
 
     Other objects have no parameters. `advice` is the end of the message.
     """
@@ -23,18 +25,28 @@ def check_parameters(part: Any, advice: str) -> None:
     for agent in (*inner, *(part.agent(learner) for learner in range(getattr(part, "num_learners", 0)))):
         check_parameters(agent, advice)
     public = {name: value for name, value in getattr(part, "__dict__", {}).items() if not name.startswith("_")}
-    modules = {"networks": part} if isinstance(part, nn.Module) else public
-    found: dict[str, Tensor] = {
-        name if attribute == "networks" else f"{attribute}.{name}": parameter
-        for attribute, module in modules.items()
-        if isinstance(module, nn.Module)
-        for name, parameter in module.named_parameters()
-    }
-    if isinstance(table := public.get("table"), Tensor):
-        found["table"] = table
+    found: dict[str, Tensor] = {}
+    for path, leaf in leaves({"networks": part} if isinstance(part, nn.Module) else public):
+        if isinstance(leaf, nn.Module):
+            prefix = "" if path == "networks" else f"{path}."
+            found |= {f"{prefix}{name}": parameter for name, parameter in leaf.named_parameters()}
+            found |= {f"{prefix}{name}": _without_infinity(buffer) for name, buffer in _saved_buffers(leaf)}
+        elif isinstance(leaf, nn.Parameter) or path == "table":
+            found[path] = leaf
     values = {name: value for name, value in found.items() if value.is_floating_point()}
     if not values or math.isfinite(float(global_norm([*values.values()]))):
         return
     for name, value in values.items():  # the norm can overflow although all values are finite
         if not bool(torch.isfinite(value).all()):
             raise NonFiniteError(f"parameter {name} of {type(part).__name__} is not finite. {advice}")
+
+
+def _saved_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the buffers in the state of a module, such as the means of a normalizer."""
+    saved = module.state_dict()
+    yield from ((name, buffer) for name, buffer in module.named_buffers() if name in saved)
+
+
+def _without_infinity(buffer: Tensor) -> Tensor:
+    """Return a buffer with zeros instead of infinite values, which may be bounds of a space."""
+    return buffer.masked_fill(buffer.isinf(), 0) if buffer.is_floating_point() else buffer

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
@@ -78,10 +79,12 @@ def test_values_from_a_file_are_checked(param: Any) -> None:
 
 
 def test_value_for_an_option_that_differs_in_the_file_raises() -> None:
-    before = Recipe("cartpole", {"learners": 2, "param": ["clip=0.1..0.3"], "clip": 0.2}, ["--clip"])
+    before = Recipe("cartpole", {"learners": 2, "param": ["clip=0.1..0.3"], "clip": 0.2}, [])
     assert plan("cartpole", [], before).each == {"clip": [0.1, 0.3]}
     with pytest.raises(ValueError, match=r"clip in run\.json: .* twice"):
         plan("cartpole", ["--clip", "0.2"], before)
+    with pytest.raises(ValueError, match=r"clip in run\.json: .* twice"):
+        plan("cartpole", [], attrs.evolve(before, given=["--clip"]))
 
 
 def test_population_run_resumes_with_its_values(tmp_path: Path, capsys: Any) -> None:

@@ -222,6 +222,10 @@ API = {  # mistake, and a part of the error message
     "PPO(env, **config)": (lambda: PPO(CartPole(2), **on_cartpole().config), "rein.load_agent"),
     "PPO(env, **options)": (lambda: PPO(CartPole(2), **options_of_run(on_cartpole())), "rein.load_agent"),
     "PPO(env, minibatches > rows)": (lambda: PPO(CartPole(2), rollout_steps=4, minibatches=9), "8 rows"),
+    "Population(PPO, minibatches > rows)": (
+        lambda: rein.Population(PPO, CartPole(4), learners=2, rollout_steps=4, minibatches=9),
+        "8 rows",
+    ),
     "Population(learners='2')": (lambda: rein.Population(PPO, CartPole(2), learners="2"), "'2'"),
     "recipe(learners='2')": (lambda: cartpole(learners="2"), "'2'"),
     "PPO()": (PPO, "'env'"),

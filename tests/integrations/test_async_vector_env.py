@@ -22,7 +22,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 
 import rein
+from rein.envs.base.pipes import GarbageError
 from rein.envs.gymnasium import GymnasiumVectorEnvironment
+from rein.envs.gymnasium.async_vector_env import _Pipe
 from rein.ops.random import episode_seeds
 from tests.integrations.faulty import exits, fill, hangs, is_killed, raises, stops_in_an_answer, writes_garbage
 
@@ -467,3 +469,14 @@ def test_worker_that_does_not_read_is_noticed(method: str, monkeypatch: pytest.M
         with pytest.raises(rein.WorkerTimeout, match=r"worker 1 of 3 \(pid \d+, episode seed \d+\): no"):
             OPERATIONS[method](environment)
     environment.close()
+
+
+def test_message_is_not_sent_past_garbage() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    os.write(theirs.fileno(), b"junk" * 100)
+    pipe = _Pipe(ours, None)
+    pipe.send(bytes(4 << 20))
+    with pytest.raises(GarbageError):
+        pipe.recv()
+    for end in (pipe, theirs):
+        end.close()

@@ -255,6 +255,7 @@ POPULATIONS = {
     "one freezes learner 0": "frozen learners is [] in process 0 and [0] in process 1",
     "all replace learners": "no error",
     "one replaces learners": "population_based_training is None in process 0",
+    "all replace learners in different epochs": "'every': 2",
 }
 
 
@@ -267,7 +268,7 @@ def train_population(case: str, number: int) -> dict[str, Any]:
     if takes_part and "freeze" in case:
         loop.epoch_ended(once=2)(lambda state: agent.freeze(0))
     elif takes_part:
-        rein.population_based_training(loop, {"learning_rate": (1e-4, 1e-2)}, every=2)
+        rein.population_based_training(loop, {"learning_rate": (1e-4, 1e-2)}, every=2 + number * ("different" in case))
     error = error_of(lambda: loop.run(epochs=6, iterations=8))
     agents = [agent.agent(learner) for learner in range(4)]
     rates = [one.learning_rate() for one in agents]

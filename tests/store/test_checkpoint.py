@@ -201,6 +201,19 @@ def test_checkpoint_needs_no_package_metadata(tmp_path, monkeypatch):
     versions.cache_clear()
 
 
+class Heads(rein.Agent):
+    """Agent with a list of modules."""
+
+    def build(self, generator):
+        self.heads = [torch.nn.Linear(2, 2) for _ in range(2)]
+
+    def act(self, observation, explore):
+        return self.heads[0](observation).argmax(1)
+
+    def update(self, batch):
+        return {}
+
+
 def spoiled(kind: str, value: float) -> Any:
     """Return an agent with a parameter that is not finite."""
     if kind == "table":
@@ -209,13 +222,25 @@ def spoiled(kind: str, value: float) -> Any:
     elif kind == "population":
         agent = rein.Population(rein.PPO, rein.envs.CartPole(2), learners=2, hidden=(4,), seed=0)
         next(agent.agent(1).networks.parameters()).data.flatten()[0] = value
+    elif kind == "custom":
+        agent = Heads(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2), seed=0)
+        agent.heads[1].bias.data.fill_(value)
     else:
-        agent = rein.PPO(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2), hidden=(4,), seed=0)
-        agent.networks.value_head.bias.data.fill_(value)
+        normalize = kind == "normalizer"
+        agent = rein.PPO(
+            spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2), hidden=(4,), normalize_observation=normalize, seed=0
+        )
+        if normalize:
+            agent.networks.preprocess.normalizer.mean.fill_(value)
+        else:
+            agent.networks.value_head.bias.data.fill_(value)
     return agent
 
 
-@pytest.mark.parametrize(("kind", "value"), [("table", nan), ("networks", nan), ("networks", inf), ("population", nan)])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("table", nan), ("networks", nan), ("networks", inf), ("population", nan), ("custom", nan), ("normalizer", nan)],
+)
 def test_parameters_that_are_not_finite_are_neither_saved_nor_loaded(kind, value, tmp_path):
     path = tmp_path / "agent.h5"
     with pytest.raises(NonFiniteError, match="parameter"):

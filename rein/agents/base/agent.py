@@ -117,6 +117,7 @@ class Agent(_HasOptions, abc.ABC):
             environment = self.observation_space
             self.observation_space = environment.single_observation_space
             self.action_space = environment.single_action_space
+            self.check_num_envs(environment.num_envs)
         if hasattr(self.observation_space, "single_action_space"):
             raise TypeError(
                 f"{type(self).__name__}(environment, {self.action_space!r}): options are keyword arguments, "
@@ -177,7 +178,7 @@ class Agent(_HasOptions, abc.ABC):
                 raise
             raise MemoryError(
                 f"{type(self).__name__}: networks or a table for the observation space {self.observation_space} and "
-                f"the action space {self.action_space} do not fit into memory; use smaller spaces"
+                f"the action space {self.action_space} do not fit into memory; use smaller networks or spaces"
             ) from error
 
     @abc.abstractmethod
@@ -195,6 +196,9 @@ class Agent(_HasOptions, abc.ABC):
     @classmethod
     def check_spaces(cls, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         """Raise ValueError for spaces that agents of this class do not support. By default, all are supported."""
+
+    def check_num_envs(self, num_envs: int) -> None:  # an optional hook
+        """Raise ValueError if the options do not fit the number of environments. By default, all fit."""
 
     @property
     def loaded(self) -> bool:

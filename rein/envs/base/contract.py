@@ -27,9 +27,8 @@ from rein.types import TimeStep, Transition, Tree
 
 logger = logging.getLogger("rein")
 
-_BOX_STEPS = (
-    17  # from one check of Boxes to the next; a prime, so that checks reach all steps of episodes of equal length
-)
+# steps from one check of Boxes to the next: a prime, so that checks reach all steps of episodes of most equal lengths
+_BOX_STEPS = 17
 
 
 def checked_num_envs(num_envs: Any, who: str = "") -> int:

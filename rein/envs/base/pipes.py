@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 GARBAGE_ADVICE = "the environment, or a library that it uses, has written to the pipe of rein"
 PICKLE = b"\x80"  # first byte of a pickled value
 _LONG = b"\xff\xff\xff\xff"  # begins the header of a message of 2 GiB or more
-_CHUNK = 1 << 16  # bytes of a read
+_CHUNK = 1 << 18  # bytes of a read, about as many as the system keeps
 
 
 class GarbageError(Exception):

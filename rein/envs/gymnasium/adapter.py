@@ -57,6 +57,7 @@ from rein.types import TimeStep, Tree
 Source = str | EnvSpec | Callable[..., gymnasium.Env[Any, Any]]
 
 _EXTRAS = {"atari": "ale-py", "box2d": "Box2D", "mujoco": "MuJoCo"}
+_VERSION = re.compile(r"-v\d+$")
 _ATARI = re.compile(r"ALE/\w+-v\d+")
 _BUILT_IN = "gymnasium.envs."  # module prefix of the entry points that a file may choose
 
@@ -157,12 +158,13 @@ def _refuse_without(extra: str, source: Source, error: Exception) -> NoReturn:
 
 
 def _hint(source: str, error: Exception) -> str:
-    known = {name.lower(): name for name in gymnasium.registry}
-    close = [known[name] for name in difflib.get_close_matches(source.lower(), known, n=3)]
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    game = re.sub(r"(NoFrameskip|Deterministic)?(-v\d+)?$", "", source)
-    return f"{error} The id of a game of Atari is 'ALE/{game}-v5'; gymnasium.pprint_registry() lists all ids"
+    name, ids = _VERSION.sub("", source).lower(), list(gymnasium.registry)
+    close = difflib.get_close_matches(name, [_VERSION.sub("", known).lower() for known in ids], n=3)
+    if similar := [known for known in ids if _VERSION.sub("", known).lower() in close]:
+        return f"did you mean {' or '.join(similar)}?"
+    game = re.sub("(NoFrameskip|Deterministic)?$", "", _VERSION.sub("", source))
+    atari = "" if "/" in source else f"; if it is a game of Atari, its id is 'ALE/{game}-v5'"
+    return f"{error} gymnasium.pprint_registry() lists all ids{atari}"
 
 
 logger = logging.getLogger(__name__)
@@ -386,6 +388,7 @@ class GymnasiumEnvironment:
 
     def render(self, index: int = 0) -> Any:
         """Return an RGB frame of one environment. Raises ValueError unless built with `render_mode="rgb_array"`."""
+        check_open(self._name, "render", self._ended)
         environment = self._envs[index]
         if environment.render_mode != "rgb_array":
             mode = environment.render_mode
@@ -417,6 +420,7 @@ class GymnasiumEnvironment:
         Raises ValueError for the state of other environments, and EnvironmentContractError if a repeated episode
         differs from the saved one.
         """
+        check_open(self._name, "load_state_dict", self._ended)
         self._seeds.load_state_dict(state["seeds"])
         self._options.load_state_dict(state["options"])
         self._observation = None

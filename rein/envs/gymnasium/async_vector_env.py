@@ -56,10 +56,13 @@ class _Pipe(Pipe):
         self.is_broken = False  # whether the worker has sent something that cannot be unpickled
 
     def send(self, value: Any) -> None:
-        """Send a pickled value. Raises multiprocessing.TimeoutError if the worker does not read it."""
+        """Send a pickled value. Raises multiprocessing.TimeoutError if the worker does not read it.
+
+        Something that the worker has sent without a request, such as its error, is read next, so the rest is not sent.
+        """
         self.put(bytes(ForkingPickler.dumps(value)))  # pyright: ignore[reportAttributeAccessIssue]  # a function
         deadline = time.monotonic() + self._limit
-        while self.unsent:
+        while self.unsent and not self.has_result:
             if (left := deadline - time.monotonic()) <= 0.0:
                 raise multiprocessing.TimeoutError
             wait([self], min(left, _MOMENT))

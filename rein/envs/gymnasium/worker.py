@@ -530,7 +530,7 @@ class ProcessWorker(Worker):
 
 def wait_for_processes(workers: Sequence[ProcessWorker], seconds: float) -> list[ProcessWorker]:
     """Return the workers that have answered or ended, after `seconds` at most."""
-    ready = wait([worker.pipe for worker in workers], seconds)
+    ready = {*wait([worker.pipe for worker in workers], seconds)}
     return [worker for worker in workers if worker.pipe in ready]
 
 

@@ -195,10 +195,13 @@ def _check_memory(size: int) -> None:
 
 def _map_file(descriptor: int, size: int) -> np.ndarray:
     """Map the bytes of a file read-only, as long as an array uses them. Raises OSError if the system refuses."""
-    if sys.platform == "win32":
-        return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), np.uint8)
-    if sys.version_info >= (3, 13):
-        return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, trackfd=False), np.uint8)
+    try:
+        if sys.platform == "win32":
+            return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), np.uint8)
+        if sys.version_info >= (3, 13):
+            return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, trackfd=False), np.uint8)
+    except ValueError as error:  # the file is shorter
+        raise OSError(errno.EINVAL, str(error)) from error
     return np.asarray(_Map(descriptor, size))
 
 
