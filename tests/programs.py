@@ -93,6 +93,7 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str], outputs: l
     if coverage := sys.modules.get("coverage"):  # mutate.py measures which tests execute a line
         coverage.Coverage.current().switch_context(environment.get("PYTEST_CURRENT_TEST", ""))
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    multiprocessing.set_start_method(None, force=True)  # type: ignore[arg-type]  # the default of the system
     if arguments[0] == "-W":
         warnings.simplefilter(arguments[1])
         arguments = arguments[2:]

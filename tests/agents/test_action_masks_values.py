@@ -411,7 +411,7 @@ OFF_POLICY = {"batch_size": 128, "learning_starts": 500, "update_to_data": 1 / 1
 EPSILON = {"epsilon": linear(1.0, 0.05, env_steps=6_000)}
 NETWORK = {"hidden": (64, 64), "learning_rate": 1e-3}
 SOLVING["DQN"] = {**OFF_POLICY, **EPSILON, **NETWORK}, 10_000
-SOLVING["IQN"] = {**OFF_POLICY, **EPSILON, **NETWORK, "action_quantiles": 8, "quantiles": 4}, 12_000
+SOLVING["IQN"] = {**OFF_POLICY, **EPSILON, **NETWORK, "action_quantiles": 8, "quantiles": 4}, 20_000
 SOLVING["RecurrentDQN"] = {**OFF_POLICY, **EPSILON, **NETWORK, "hidden": (64,), "batch_size": 64}, 12_000
 SOLVING["RecurrentDQN"][0].update(core=functools.partial(rein.networks.MinimalGRU, features=32), burn_in=0)
 SOLVING["PQN"] = {**EPSILON, **NETWORK, "rollout_steps": 8, "minibatches": 4, "update_epochs": 4}, 14_000

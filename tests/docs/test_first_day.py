@@ -127,7 +127,7 @@ def test_custom_store_in_20_lines(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_best_3_trajectories_in_10_lines(tmp_path: Path) -> None:
-    setup, program = (block("handlers.md", text, REFERENCE) for text in ("training_loop(", "def keep_best"))
+    setup, program = (block("handlers.md", text, REFERENCE) for text in ("loop = rein.training_loop(", "def keep_best"))
     assert code_lines(program) <= 10
     output = run(
         setup + program + "state = loop.run(epochs=5)\nprint(*(episode.episode_return for episode in best))", tmp_path
