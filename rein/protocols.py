@@ -306,3 +306,8 @@ class Logger(Protocol):
     def close(self) -> None:
         """Write pending data, and release all resources. May be called twice."""
         ...
+
+
+def lacking(part: Any, protocol: type) -> list[str]:
+    """Return the names of the protocol that `part` does not have."""
+    return [name for name in vars(protocol) if not name.startswith("_") and not hasattr(part, name)]

@@ -90,7 +90,6 @@ class Search:
     def close(self) -> None:
         """Close the file of the study."""
         self._storage.remove_session()
-        self._storage.engine.dispose()
 
     def left(self) -> int:
         """Return the number of trials that have not ended."""
@@ -264,20 +263,18 @@ def _difference(earlier: Any, now: Any) -> tuple[Any, Any]:
 def _open_study(file: Path, optuna: Any) -> tuple[Any, Any]:
     """Open or create the study in a file of SQLite. Returns its storage and the study. Raises StoreError."""
     from sqlalchemy.engine import URL  # pyright: ignore[reportMissingImports]  # installed with Optuna
+    from sqlalchemy.pool import NullPool  # pyright: ignore[reportMissingImports]
 
-    storage: Any = None
     try:
         if os.path.lexists(file):
             open_file(file).close()
-        storage = optuna.storages.RDBStorage(str(URL.create("sqlite", database=str(file))))  # encodes ? and %
+        url = str(URL.create("sqlite", database=str(file)))  # encodes ? and %
+        storage = optuna.storages.RDBStorage(url, {"poolclass": NullPool})  # no connection stays open after a session
         pruner = optuna.pruners.MedianPruner(n_startup_trials=5)
         options = {"study_name": "rein", "direction": "maximize", "load_if_exists": True, "pruner": pruner}
         study = optuna.create_study(storage=storage, **options)
         study.get_trials(deepcopy=False)  # reads the whole file
     except Exception as error:  # a damaged file can raise anything
-        if storage is not None:
-            storage.remove_session()
-            storage.engine.dispose()
         reason = next(iter(str(error).splitlines()), "").strip(" .") or type(error).__name__
         advice = "move it away to start the sweep again"
         raise StoreError(f"{file}: cannot be read as the study of a sweep: {reason}; {advice}") from error

@@ -28,7 +28,7 @@ from rein.networks.encoder import children
 from rein.networks.reserved import visible_space
 from rein.ops.statistics import interquartile_mean
 from rein.ops.trees import to_device
-from rein.protocols import AgentProtocol, Environment, Policy, Replayable
+from rein.protocols import AgentProtocol, Environment, Policy, Replayable, lacking
 from rein.types import TimeStep, Tree
 
 _DTYPES = (torch.float64, torch.int64, torch.bool)
@@ -199,9 +199,9 @@ def check_parts(policy: Any, environment: Any) -> None:
 
     Policies without `observation_space` and `action_space` fit every environment. The message suggests a fix.
     """
-    if not isinstance(policy, Policy):
+    if lacking(policy, Policy):
         hint = ""
-        if isinstance(environment, Policy):
+        if not lacking(environment, Policy):
             hint = "; pass the policy first and the environment second"
         elif callable(policy):
             hint = (
@@ -237,9 +237,9 @@ class _Round(NamedTuple):
 
 
 def _replayable(environment: Environment) -> Replayable:
-    if not isinstance(environment, Replayable):
+    if lacking(environment, Replayable):
         raise TypeError(f"evaluate(episode_seeds=...): {type(environment).__name__} has no reset_to(episode_seeds)")
-    return environment
+    return environment  # type: ignore[return-value]  # has its methods
 
 
 def _play(

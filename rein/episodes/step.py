@@ -17,7 +17,7 @@ from rein.envs.base.masks import check_masks
 from rein.episodes.finite import FiniteData
 from rein.loop.state import State
 from rein.ops.trees import leaves, to_device
-from rein.protocols import AgentProtocol, Environment, Store
+from rein.protocols import AgentProtocol, Environment, Store, lacking
 from rein.replay.rollout import RowBuffer
 from rein.types import StepState, TimeStep, Transition, Tree
 
@@ -244,7 +244,7 @@ def _check_names(extras: Mapping[str, Tree], derived: Mapping[str, Tree]) -> Non
 
 def check_fit(agent: AgentProtocol, environment: Environment, store: Store | None) -> None:
     """Raise TypeError if a part lacks something of its protocol, and ValueError if the spaces do not match."""
-    if lacking(agent, AgentProtocol) and isinstance(environment, AgentProtocol):
+    if lacking(agent, AgentProtocol) and not lacking(environment, AgentProtocol):
         raise TypeError("training_loop: agent and environment are swapped; pass the agent first")
     check_part("training_loop", agent, AgentProtocol)
     check_part("training_loop", environment, Environment)
@@ -263,11 +263,6 @@ def check_fit(agent: AgentProtocol, environment: Environment, store: Store | Non
                 f"{theirs}; create it with environment.single_observation_space and environment.single_action_space"
             )
     check_held(environment, store)
-
-
-def lacking(part: Any, protocol: type) -> list[str]:
-    """Return the names of the protocol that `part` does not have."""
-    return [name for name in vars(protocol) if not name.startswith("_") and not hasattr(part, name)]
 
 
 def check_part(caller: str, part: Any, protocol: type) -> None:

@@ -33,7 +33,7 @@ from rein.networks.heads import choices
 from rein.networks.reserved import ACTION_MASK, entry
 from rein.ops.random import episode_seeds
 from rein.ops.trees import leaves, map_tree
-from rein.protocols import Environment
+from rein.protocols import Environment, lacking
 from rein.testing.stateful import check_plain, copy_state, first_difference
 from rein.types import Group, TimeStep, Tree
 
@@ -66,7 +66,7 @@ class EnvironmentContract:
     def test_implements_environment_protocol(self) -> None:
         """Attributes have the types of the protocol, and the config is JSON."""
         environment = self.make(self.num_envs, _SEED)
-        assert isinstance(environment, Environment), "attributes or methods of rein.protocols.Environment are missing"
+        assert not (missing := lacking(environment, Environment)), f"missing: {', '.join(missing)}"
         if hasattr(environment, "worlds"):
             self._check_worlds(environment)
         else:

@@ -117,7 +117,8 @@ class Agent(_HasOptions, abc.ABC):
             environment = self.observation_space
             self.observation_space = environment.single_observation_space
             self.action_space = environment.single_action_space
-            self.check_num_envs(environment.num_envs)
+            if hasattr(environment, "num_envs"):  # not a game, whose number of environments is not known
+                self.check_num_envs(environment.num_envs)
         if hasattr(self.observation_space, "single_action_space"):
             raise TypeError(
                 f"{type(self).__name__}(environment, {self.action_space!r}): options are keyword arguments, "
