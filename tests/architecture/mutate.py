@@ -1,9 +1,9 @@
 """Check that the default tests notice broken code: `python tests/architecture/mutate.py --seed 0`.
 
 Draws executed lines of rein, breaks each of them in a copy of the checkout, and runs the default tests that execute
-the line, then, if all of them pass, the slow tests that do. Prints a table. The tests that execute each line come from
-a run of all tests with coverage, which is repeated when the code has changed. This module is also the plugin of pytest
-in these runs.
+the line. If all of them pass, runs the slow tests in the files of these tests. Prints a table. The tests that execute
+each line come from a run of the default tests with coverage, which is repeated when the code has changed. This module
+is also the plugin of pytest in these runs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "mutations"
 COPY = BUILD / "checkout"
-TIERS = {"default": "not slow", "slow": "slow"}
-SECONDS = 600  # limit of the tests of one mutant in one tier; a mutant that needs longer counts as survived
+DEFAULT, SLOW = "not slow", "slow"  # markers
+SECONDS = 150  # limit of the tests of one mutant in one tier; a mutant that needs longer counts as survived
 SETTINGS = """[run]
 source = {copy}/rein
 data_file = {folder}/parts/coverage
@@ -127,10 +127,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 class Tests:
-    """Tests of a tier by the lines that they execute."""
+    """Default tests by the lines that they execute."""
 
-    def __init__(self, tier: str) -> None:
-        folder = BUILD / tier
+    def __init__(self) -> None:
+        folder = BUILD / "default"
         self.seconds: dict[str, float] = json.loads((folder / "seconds.json").read_text())
         users = collections.defaultdict[str, list[str]](list)
         for test, fixtures in json.loads((folder / "fixtures.json").read_text()).items():
@@ -189,16 +189,16 @@ def run_pytest(*options: str, seconds: float | None = None, **environment: str) 
     return subprocess.CompletedProcess(command, process.returncode, output, "")
 
 
-def collect(tier: str, contents: str) -> None:
-    """Run all tests of a tier with coverage, unless this was done for the same contents."""
-    folder, stamp = BUILD / tier, BUILD / tier / "contents"
+def collect(contents: str) -> None:
+    """Run the default tests with coverage, unless this was done for the same contents."""
+    folder, stamp = BUILD / "default", BUILD / "default" / "contents"
     if stamp.exists() and stamp.read_text() == contents:
         return
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "parts").mkdir(parents=True)
     (folder / "settings").write_text(SETTINGS.format(copy=COPY, folder=folder))
     settings = {"COVERAGE_PROCESS_START": str(folder / "settings"), FOLDER: str(folder)}
-    done = run_pytest("-m", TIERS[tier], "--timeout", "3600", **settings)
+    done = run_pytest("-m", DEFAULT, "--timeout", "3600", **settings)
     (folder / "output").write_text(done.stdout)
     data = coverage.CoverageData(str(folder / "coverage"))
     for part in (folder / "parts").iterdir():
@@ -294,12 +294,12 @@ def _replaced(source: str, node: Any, changed: ast.AST) -> str:
     return b"".join(changed_lines).decode()
 
 
-def draw(tests: list[Tests], seed: int, count: int) -> list[Mutant]:
+def draw(tests: Tests, seed: int, count: int) -> list[Mutant]:
     """Draw mutants of executed lines, at least one of each subpackage, the others in proportion to executed lines."""
     chance, lines = random.Random(seed), collections.defaultdict[str, list[tuple[str, int]]](list)
-    for file in sorted({file for tier in tests for file in tier.files()}):
+    for file in tests.files():
         name = file.split("/")[1].removesuffix(".py") if file.count("/") > 1 else "rein"
-        lines[name] += [(file, line) for line in sorted({line for tier in tests for line in tier.lines(file)})]
+        lines[name] += [(file, line) for line in sorted(tests.lines(file))]
     shares = {name: 1 for name in chance.sample(sorted(lines), min(count, len(lines)))}
     while sum(shares.values()) < count:
         shares[max(shares, key=lambda name: len(lines[name]) / shares[name])] += 1
@@ -316,33 +316,32 @@ def draw(tests: list[Tests], seed: int, count: int) -> list[Mutant]:
     return drawn
 
 
-def survives(mutant: Mutant, tests: Tests, tier: str) -> tuple[str, float]:
-    """Run the tests of a tier that execute the line of a mutant. Returns the result and the seconds."""
-    selected = tests.lines(mutant.file).get(mutant.line, [])
-    if not selected:
-        return "not executed", 0.0
-    (BUILD / "selected.json").write_text(json.dumps(selected))
-    files = sorted({test.partition("::")[0] for test in selected})
-    began = time.monotonic()
-    options = ["-x", "-m", TIERS[tier], "--timeout", "120", *files]
+def survives(marker: str, tests: list[str]) -> tuple[str, float]:
+    """Run default tests, or all slow tests in their files. Returns the result and the seconds."""
+    began, files = time.monotonic(), sorted({test.partition("::")[0] for test in tests})
+    environment = {}
+    if marker == DEFAULT:
+        (BUILD / "selected.json").write_text(json.dumps(tests))
+        environment = {SELECTED: str(BUILD / "selected.json")}
     try:
-        done = run_pytest(*options, seconds=SECONDS, **{SELECTED: str(BUILD / "selected.json")})
+        done = run_pytest("-x", "-m", marker, "--timeout", "120", *files, seconds=SECONDS, **environment)
     except subprocess.TimeoutExpired:
-        return f"survived, {SECONDS} s of {len(selected):,} tests", SECONDS
+        return f"survived for {SECONDS} s", SECONDS
     killers = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     killed = killers[0].split(" ")[1].partition("[")[0] if killers else f"exit status {done.returncode}"
-    return (f"survived {len(selected):,} tests" if done.returncode == 0 else killed), time.monotonic() - began
+    survived = done.returncode in (0, pytest.ExitCode.NO_TESTS_COLLECTED)
+    return ("survived" if survived else killed), time.monotonic() - began
 
 
-def check(mutant: Mutant, tests: dict[str, Tests]) -> dict[str, tuple[str, float]]:
-    """Run the default tests of a mutant and, if it survives, the slow ones."""
-    path, results = COPY / mutant.file, {}
+def check(mutant: Mutant, tests: Tests) -> dict[str, tuple[str, float]]:
+    """Run the default tests of a mutant and, if it survives, slow ones. Returns the results by marker."""
+    path, results, selected = COPY / mutant.file, {}, tests.lines(mutant.file)[mutant.line]
     original = path.read_text(encoding="utf-8")
     path.write_text(mutant.source, encoding="utf-8")
     try:
-        for tier in tests:
-            results[tier] = survives(mutant, tests[tier], tier)
-            if is_killed(results[tier]):
+        for marker in (DEFAULT, SLOW):
+            results[marker] = survives(marker, selected)
+            if is_killed(results[marker]):
                 break
     finally:
         path.write_text(original, encoding="utf-8")
@@ -351,7 +350,7 @@ def check(mutant: Mutant, tests: dict[str, Tests]) -> dict[str, tuple[str, float
 
 def is_killed(result: tuple[str, float] | None) -> bool:
     """Return whether tests noticed a mutant."""
-    return result is not None and not result[0].startswith(("survived", "not executed"))
+    return result is not None and not result[0].startswith("survived")
 
 
 def main() -> None:
@@ -360,22 +359,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the drawn lines")
     parser.add_argument("--count", type=int, default=20, help="number of mutants")
     options = parser.parse_args()
-    contents = copy_checkout()
-    for tier in TIERS:
-        collect(tier, contents)
-    tests = {tier: Tests(tier) for tier in TIERS}
+    collect(copy_checkout())
+    tests, killed = Tests(), {DEFAULT: 0, SLOW: 0}
     print("| line | mutation | default tests | slow tests | s |\n|---|---|---|---|---|")
-    killed = {tier: 0 for tier in TIERS}
-    for mutant in draw([*tests.values()], options.seed, options.count):
+    for mutant in draw(tests, options.seed, options.count):
         results = check(mutant, tests)
-        shown = " | ".join(results[tier][0] if tier in results else "" for tier in TIERS)
+        shown = " | ".join(results[marker][0] if marker in results else "" for marker in killed)
         seconds = sum(seconds for _, seconds in results.values())
         print(f"| {mutant.file}:{mutant.line} | {mutant.what} | {shown} | {seconds:.0f} |", flush=True)
-        for tier in TIERS:
-            killed[tier] += is_killed(results.get(tier))
-    print(
-        f"\nseed {options.seed}: the default tests killed {killed['default']} of {sum(killed.values())} killed mutants"
-    )
+        for marker in killed:
+            killed[marker] += is_killed(results.get(marker))
+    print(f"\nseed {options.seed}: the default tests killed {killed[DEFAULT]} of {sum(killed.values())} killed mutants")
 
 
 if __name__ == "__main__":
