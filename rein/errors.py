@@ -1,4 +1,7 @@
-"""Exceptions of rein. Invalid arguments raise `ValueError` or `TypeError`.
+"""Exceptions of rein, and checks of the names of keyword arguments and attributes.
+
+Invalid arguments raise `ValueError` or `TypeError`. Hints for names of other libraries are in `rein.foreign_names`,
+which is imported when an error is explained.
 
 Hierarchy::
 
@@ -14,7 +17,15 @@ Hierarchy::
 
 from __future__ import annotations
 
-from typing import Any
+import abc
+import functools
+import importlib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T", bound=type)
 
 
 class ReinError(Exception):
@@ -78,3 +89,64 @@ def text_of(error: BaseException) -> str:
     except Exception:
         message = ""
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def hints() -> Any:
+    """Import `rein.foreign_names`."""
+    return importlib.import_module("rein.foreign_names")
+
+
+def refuse_unknown(caller: str, given: Iterable[str], known: Iterable[str], *, flags: bool = False) -> None:
+    """Raise TypeError if `given` has a name that is not in `known`, and name rein's option for it.
+
+    With `flags` the names are written as on the command line, `--env-steps`.
+    """
+    if unknown := sorted({*given} - {*known}):
+        raise TypeError(hints().unknown_option(caller, unknown[0], sorted(known), flags))
+
+
+def check_keywords(function: F) -> F:
+    """Decorator: a keyword argument that the function lacks raises a TypeError that names rein's keyword."""
+    parameters = inspect.signature(function).parameters
+    caller = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def checked(*args: Any, **keywords: Any) -> Any:
+        if not keywords.keys() <= parameters.keys():
+            refuse_unknown(caller, keywords, parameters.keys() - {"self"})
+        return function(*args, **keywords)
+
+    return checked  # type: ignore[return-value]  # has the signature of `function`
+
+
+class UnknownAttributeError(AttributeError):
+    """Raised for an attribute that a class lacks. Its text, which is made when it is read, names the alternative."""
+
+    def __str__(self) -> str:
+        cls, name, table = self.args
+        return hints().missing_attribute(cls.__name__, name, table)
+
+
+def explain(table: str) -> Callable[[T], T]:
+    """Class decorator: reading an attribute that instances lack raises an error that names rein's alternative.
+
+    `table` is the name of a dictionary of attributes and alternatives in `rein.foreign_names`.
+    """
+
+    def decorate(cls: T) -> T:
+        def __getattr__(self: Any, name: str) -> Any:
+            if hasattr(type(self), name):  # a property that raised AttributeError raises it again
+                return object.__getattribute__(self, name)
+            raise UnknownAttributeError(type(self), name, table)
+
+        cls.__getattr__ = __getattr__  # type: ignore[attr-defined]
+        return cls
+
+    return decorate
+
+
+class AgentMeta(abc.ABCMeta):
+    """Metaclass of agents, which explains attributes that the class lacks, as `explain` does for instances."""
+
+    def __getattr__(cls, name: str) -> Any:
+        raise UnknownAttributeError(cls, name, "AGENT_METHODS")

@@ -6,15 +6,12 @@ Stable-Baselines3, CleanRL, TorchRL, RLlib, Tianshou, PyTorch Lightning and igni
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-import functools
-import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn, TypeVar
-
-F = TypeVar("F", bound=Callable[..., Any])
-T = TypeVar("T", bound=type)
+import sys
+from collections.abc import Iterable
+from typing import Any
 
 # Option -> rein's options. The first one that exists in the called function is suggested.
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -299,15 +296,15 @@ COMMANDS: dict[str, str] = {
 }
 
 
-def refuse_unknown(caller: str, given: Iterable[str], known: Iterable[str], *, flags: bool = False) -> None:
-    """Raise TypeError if `given` has a name that is not in `known`, and name rein's option for it.
+def unknown_option(caller: str, name: str, known: list[str], flags: bool) -> str:
+    """Return the message about an option that a function or a command does not have."""
+    return f"{caller}: there is no option {written(name, flags)}{suggestion(name, known, flags)}"
 
-    With `flags` the names are written as on the command line, `--env-steps`.
-    """
-    names = sorted(known)
-    for name in sorted(given):
-        if name not in names:
-            raise TypeError(f"{caller}: there is no option {written(name, flags)}{suggestion(name, names, flags)}")
+
+def missing_attribute(owner: str, name: str, table: str) -> str:
+    """Return the message about an attribute that a class does not have. `table` is a name of a dictionary above."""
+    instead = globals()[table].get(name)
+    return f"{owner} has no {name}; use {instead}" if instead else f"{owner!r} object has no attribute {name!r}"
 
 
 def written(name: str, flags: bool) -> str:
@@ -336,44 +333,27 @@ def similar_metric(name: str, known: Iterable[str]) -> str | None:
     return plain[near[0]] if near else None
 
 
-def check_keywords(function: F) -> F:
-    """Decorator: a keyword argument that the function lacks raises a TypeError that names rein's keyword."""
-    parameters = inspect.signature(function).parameters
-    caller = function.__qualname__.removesuffix(".__init__")
-
-    @functools.wraps(function)
-    def checked(*args: Any, **keywords: Any) -> Any:
-        if not keywords.keys() <= parameters.keys():
-            refuse_unknown(caller, keywords, parameters.keys() - {"self"})
-        return function(*args, **keywords)
-
-    return checked  # type: ignore[return-value]  # has the signature of `function`
+def instead_of(value: Any) -> str:
+    """Return what to pass instead of an object that is neither an environment nor a space."""
+    if isinstance(value, str) and value.endswith("Policy"):
+        return "rein needs no policy name; give an environment first, and options such as hidden= by keyword"
+    if isinstance(value, str) or hasattr(value, "unwrapped"):
+        return "give an environment that rein.make(id_or_factory, num_envs) returns"
+    return "give an environment, or the observation space and the action space of one environment"
 
 
-class _Elsewhere:
-    """Attribute that raises an AttributeError which names rein's way to do the same."""
-
-    def __init__(self, name: str, instead: str) -> None:
-        self._name, self._instead = name, instead
-
-    def __get__(self, instance: object, owner: type) -> NoReturn:
-        raise AttributeError(f"{owner.__name__} has no {self._name}; use {self._instead}")
-
-
-def explain(attributes: Mapping[str, str]) -> Callable[[T], T]:
-    """Class decorator: reading one of `attributes` raises an AttributeError with the alternative.
-
-    The attributes do not exist for `hasattr`, and `dir` of an instance does not list them.
-    """
-
-    def decorate(cls: T) -> T:
-        for name, instead in attributes.items():
-            if not hasattr(cls, name):
-                setattr(cls, name, _Elsewhere(name, instead))
-        listed: Any = cls.__dir__
-        cls.__dir__ = lambda self: [  # type: ignore[method-assign, assignment]
-            name for name in listed(self) if not isinstance(inspect.getattr_static(self, name, None), _Elsewhere)
-        ]
-        return cls
-
-    return decorate
+def agents_for(observation_space: Any, action_space: Any) -> str:
+    """Return the names of the agents of rein that support these spaces."""
+    package: Any = sys.modules["rein.agents"]  # imports its agents when they are read
+    names = []
+    for name in package.__all__:
+        kind = getattr(package, name)
+        if (
+            isinstance(kind, type)
+            and hasattr(kind, "check_spaces")
+            and not kind.__module__.startswith("rein.agents.base.")
+        ):
+            with contextlib.suppress(ValueError):
+                kind.check_spaces(observation_space, action_space)
+                names.append(name)
+    return " or ".join([", ".join(names[:-1]), *names[-1:]])

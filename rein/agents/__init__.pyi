@@ -5,10 +5,10 @@ from rein.agents.base.deterministic import DeterministicAgent as DeterministicAg
 from rein.agents.base.exploration import GaussianNoise as GaussianNoise
 from rein.agents.base.exploration import OrnsteinUhlenbeck as OrnsteinUhlenbeck
 from rein.agents.base.exploration import Plateau as Plateau
+from rein.agents.base.muon import Muon as Muon
 from rein.agents.base.network_agent import NetworkAgent as NetworkAgent
 from rein.agents.base.on_policy import OnPolicyAgent as OnPolicyAgent
 from rein.agents.base.optimizers import Adam as Adam
-from rein.agents.base.optimizers import Muon as Muon
 from rein.agents.base.options import option as option
 from rein.agents.base.replay_agent import ReplayAgent as ReplayAgent
 from rein.agents.base.segments import Segments as Segments

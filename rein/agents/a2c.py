@@ -7,7 +7,6 @@ from torch import Tensor
 from rein.agents.base.learner import mean_metrics
 from rein.agents.base.on_policy import OnPolicyAgent, check_enough
 from rein.agents.base.options import option
-from rein.agents.base.stacked.on_policy import StackedA2C
 from rein.ops.returns import gae
 from rein.ops.statistics import standardize
 from rein.replay.rollout import Rollout
@@ -20,8 +19,6 @@ class A2C(OnPolicyAgent):
     Supports the same spaces, action masks and critic observations as PPO. The paper uses the optimizer
     `functools.partial(torch.optim.RMSprop, alpha=0.99, eps=1e-5)`.
     """
-
-    stacked = StackedA2C
 
     learning_rate: float | Schedule = option(default=7e-4)
     rollout_steps: int = option(default=5)

@@ -8,15 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rein.agents.base.closed_form import critic_gradient, has_closed_form
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import critic_loss, likelihood_loss
 from rein.agents.base.options import above_zero, one_of, option
 from rein.agents.base.replay_agent import ContinuousActions, ReplayAgent
-from rein.networks.actor_critic import ContinuousNetworks
-from rein.networks.custom_networks import NetworkFactory
-from rein.networks.reserved import Features
-from rein.ops.backend import without_gradient
+from rein.networks.encoder import NetworkFactory
+from rein.networks.observations import Features
+from rein.networks.off_policy import ContinuousNetworks
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
 from rein.schedules import Schedule
@@ -67,8 +65,7 @@ class AWAC(ContinuousActions, ReplayAgent):
             "critics", "hidden", "activation", "encoder", "actor", "critic", "normalize_observation", "scale_images"
         )
         networks = ContinuousNetworks(self.observation_space, self.action_space, generator, stochastic=True, **shape)
-        closed = has_closed_form(networks.critics)
-        self._critics = self.add_learner("critics", networks.critics, critic_loss, critic_gradient if closed else None)
+        self._critics = self.add_learner("critics", networks.critics, critic_loss)
         self._actor = self.add_learner("actor", networks.actor, likelihood_loss)
         self.follow(networks.target_critics, networks.critics)
         return networks
@@ -94,14 +91,14 @@ class AWAC(ContinuousActions, ReplayAgent):
         metrics.pop("error")
         return metrics, metrics.pop("td_error")
 
-    @without_gradient
+    @torch.no_grad()
     def _target(self, sample: Sample, next_features: Features) -> Tensor:
         networks = self.networks
         action_BA = networks.actor.distribution(next_features).sample(self.generator).tanh()
         value_B = networks.target_critics(next_features, action_BA).amin(0)
         return td_target(sample.reward, sample.terminated, value_B, sample.discount)
 
-    @without_gradient
+    @torch.no_grad()
     def _advantage(self, features: Features, action_BA: Tensor) -> Tensor:
         networks = self.networks
         sampled_BA = networks.actor.distribution(features).sample(self.generator).tanh()

@@ -17,11 +17,11 @@ from rein.agents.base.learner import Batch
 from rein.agents.base.losses import likelihood_loss, weighted_mean
 from rein.agents.base.options import flag, option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
-from rein.networks.actor_critic import Actor, Scale
 from rein.networks.encoder import EncoderFactory, Preprocessor, encoder_for
 from rein.networks.heads import check_bounded
+from rein.networks.observations import inputs_of
+from rein.networks.off_policy import Actor, Scale
 from rein.networks.q_networks import QNetwork
-from rein.networks.reserved import inputs_of
 from rein.ops.exploration import boltzmann
 from rein.ops.values import nonempty_mask
 from rein.replay.replay import Sample

@@ -5,7 +5,6 @@ from __future__ import annotations
 from rein.agents.base.deterministic import DeterministicAgent
 from rein.agents.base.exploration import ActionNoise, OrnsteinUhlenbeck
 from rein.agents.base.options import option
-from rein.agents.base.stacked.replay import StackedDeterministicAgents
 
 
 class DDPG(DeterministicAgent):
@@ -19,7 +18,5 @@ class DDPG(DeterministicAgent):
     stack the last observations, use a wrapper of `rein.envs.wrappers.observations`. The action space must be a Box with
     finite bounds.
     """
-
-    stacked = StackedDeterministicAgents
 
     noise: ActionNoise | float = option(default=OrnsteinUhlenbeck())

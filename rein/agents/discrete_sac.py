@@ -11,15 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.closed_form import temperature_gradient
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import Temperature, check_learned, squared_errors, temperature_loss
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
-from rein.networks.actor_critic import ActionValues, DiscreteActor, DiscreteNetworks
-from rein.networks.custom_networks import NetworkFactory
-from rein.networks.reserved import Features, inputs_of
-from rein.ops.backend import without_gradient
+from rein.networks.encoder import NetworkFactory
+from rein.networks.observations import Features, inputs_of
+from rein.networks.off_policy import ActionValues, DiscreteActor, DiscreteNetworks
 from rein.ops.values import nonempty_mask, td_target
 from rein.replay.replay import Sample
 from rein.schedules import Schedule
@@ -69,8 +67,7 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
         self._actor = self.add_learner("actor", networks.actor, actor_loss)
         self._temperature = None
         if fixed is None:
-            settings = networks.temperature, temperature_loss, temperature_gradient
-            self._temperature = self.add_learner("temperature", *settings)
+            self._temperature = self.add_learner("temperature", networks.temperature, temperature_loss)
         self.follow(networks.target_critics, networks.critics)
         largest_entropy = math.log(int(self.action_space.n))  # type: ignore[attr-defined]  # networks require Discrete
         self._target_entropy = 0.5 * largest_entropy if self.target_entropy is None else self.target_entropy
@@ -100,7 +97,7 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
             self._temperature.step(Batch(log_prob=log_prob_B), target_entropy, report=False)
         return (metrics | {"temperature": alpha}) if report else metrics, error_B
 
-    @without_gradient
+    @torch.no_grad()
     def _target(self, sample: Sample, next_x: Features, alpha: Tensor) -> Tensor:
         prob_BA, log_prob_BA = _probabilities(self.networks.actor, next_x)
         value_BA = self.networks.target_critics(next_x).amin(0) - alpha * log_prob_BA

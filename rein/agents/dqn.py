@@ -8,15 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rein.agents.base.closed_form import has_closed_form, td_gradient
 from rein.agents.base.learner import Batch
 from rein.agents.base.options import option
-from rein.agents.base.stacked.replay import StackedDQN
 from rein.agents.base.value_agent import ValueAgent
-from rein.networks.custom_networks import NetworkFactory
+from rein.networks.encoder import NetworkFactory
+from rein.networks.observations import Features, inputs_of
 from rein.networks.q_networks import OnlineAndTarget, QNetwork
-from rein.networks.reserved import Features, inputs_of
-from rein.ops.backend import without_gradient
 from rein.ops.losses import huber
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
@@ -38,8 +35,6 @@ class DQN(ValueAgent):
     supported: only valid actions are taken, and maxima are over the valid actions of the next observation.
     """
 
-    stacked = StackedDQN
-
     dueling: bool = option(default=False)
     layer_norm: bool = option(default=False)
     network: NetworkFactory | None = option(default=None)
@@ -49,8 +44,7 @@ class DQN(ValueAgent):
         shape = self.options("hidden", "activation", "layer_norm", "dueling", "encoder", "network")
         shape |= self.options("normalize_observation", "scale_images")
         networks = OnlineAndTarget(QNetwork(self.observation_space, self.action_space, generator, **shape))
-        gradient = td_gradient if has_closed_form(networks.online) else None
-        self.add_learner("values", networks.online, td_loss, gradient)
+        self.add_learner("values", networks.online, td_loss)
         self.follow(networks.target, networks.online)
         return networks
 
@@ -61,7 +55,7 @@ class DQN(ValueAgent):
         features = inputs_of(online.preprocess(sample.observation)).features
         return Batch(features, self.action_index(sample.action), target=target_B, weight=weight_B)
 
-    @without_gradient
+    @torch.no_grad()
     def _target(self, sample: Sample, next_features: Features) -> Tensor:
         target_BA = self.networks.target(next_features)
         if self.double:

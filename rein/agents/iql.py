@@ -10,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.closed_form import critic_gradient, has_closed_form
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import critic_loss, likelihood_loss
 from rein.agents.base.options import in_unit_interval, not_negative, option
 from rein.agents.base.replay_agent import ContinuousActions, ReplayAgent
-from rein.networks.actor_critic import ContinuousNetworks, StateValue
-from rein.networks.custom_networks import CustomModules, CustomValue, NetworkFactory, encoder_of
-from rein.networks.reserved import Features
-from rein.ops.backend import without_gradient
+from rein.networks.custom_networks import CustomModules, CustomValue, encoder_of
+from rein.networks.encoder import NetworkFactory
+from rein.networks.observations import Features
+from rein.networks.off_policy import ContinuousNetworks, StateValue
 from rein.ops.losses import expectile
 from rein.ops.trees import map_tree
 from rein.ops.values import td_target
@@ -99,8 +98,7 @@ class IQL(ContinuousActions, ReplayAgent):
         else:
             spaces = self.observation_space, self.action_space
             networks.state_value = CustomValue(CustomModules(*spaces, generator, networks.preprocess), self.value)
-        closed = has_closed_form(networks.critics)
-        self._critics = self.add_learner("critics", networks.critics, critic_loss, critic_gradient if closed else None)
+        self._critics = self.add_learner("critics", networks.critics, critic_loss)
         self._value = self.add_learner("value", networks.state_value, expectile_loss)
         self._actor = self.add_learner("actor", networks.actor, likelihood_loss)
         self.follow(networks.target_critics, networks.critics)
@@ -130,11 +128,11 @@ class IQL(ContinuousActions, ReplayAgent):
         metrics.pop("error")
         return metrics, metrics.pop("td_error")
 
-    @without_gradient
+    @torch.no_grad()
     def _q_values(self, features: Features, action_BA: Tensor) -> Tensor:
         return self.networks.target_critics(features, action_BA).amin(0)
 
-    @without_gradient
+    @torch.no_grad()
     def _values(self, features: Features, next_features: Features) -> tuple[Tensor, ...]:
         both = map_tree(lambda *parts: torch.cat(parts), features, next_features)
         return self.networks.state_value(both).chunk(2)

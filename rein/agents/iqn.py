@@ -13,9 +13,8 @@ from torch import Tensor
 from rein.agents.base.learner import Batch
 from rein.agents.base.options import above_zero, at_least_one, flag, in_unit_interval, option
 from rein.agents.base.value_agent import ValueAgent
+from rein.networks.observations import inputs_of
 from rein.networks.q_networks import OnlineAndTarget, QuantileNetwork, even_levels
-from rein.networks.reserved import inputs_of
-from rein.ops.backend import without_gradient
 from rein.ops.losses import quantile_huber
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
@@ -108,7 +107,7 @@ class IQN(ValueAgent):
         self.follow(networks.target, networks.online)
         return networks
 
-    @without_gradient
+    @torch.no_grad()
     def batch(self, sample: Sample, weight_B: Tensor | None = None) -> Batch:
         """Return a batch with levels, targets and importance weights for a sample of the replay."""
         online, target = self.networks.online, self.networks.target

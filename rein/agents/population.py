@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rein.agents.base.agent import Agent, copy_learned
+from rein.accelerators import find
+from rein.agents.base.agent import Agent
 from rein.agents.base.options import as_json, options_of
-from rein.agents.base.stacked.separate import SeparateAgents, joined, split
+from rein.agents.base.policies import copy_learned
+from rein.agents.base.separate import SeparateAgents, joined, split
 from rein.ops.parallel import processes
 from rein.ops.random import checked_seed
 from rein.ops.trees import map_tree
@@ -265,7 +267,9 @@ class Population:
         """Return the states of all agents."""
         frozen = {str(number): policy.state_dict() for number, policy in self._frozen.items()}
         states = [agent.state_dict() for agent in self._agents]
-        return {"agents": states, "frozen": frozen, "together": self._active.state_dict()}
+        for number, entries in zip(self._numbers.tolist(), self._active.entries(), strict=True):
+            states[number] |= entries
+        return {"agents": states, "frozen": frozen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned. Raises ValueError for another number of learners."""
@@ -278,19 +282,19 @@ class Population:
             policy.load_state_dict(state["frozen"][str(number)])
         self._active = together(self._agents)  # as before learners were frozen, after which others may be alike
         self._active.keep(self._numbers.tolist())
-        self._active.load_state_dict(state["together"])
+        self._active.load_entries([state["agents"][number] for number in self._numbers.tolist()])
         self._selected = (None, {}), None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for copies, with the state of the agents that are computed together."""
-        return {**vars(self), "_active": self._active.state_dict()}
+        """Return the attributes for copies, with what the agents that are computed together share."""
+        return {**vars(self), "_active": self._active.entries()}
 
     def __setstate__(self, attributes: dict[str, Any]) -> None:
         """Stack the parameters of the copied agents again."""
         vars(self).update(attributes)
         self._active = together(self._agents)
         self._active.keep(self._numbers.tolist())
-        self._active.load_state_dict(attributes["_active"])
+        self._active.load_entries(attributes["_active"])
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Raise AttributeError for options of the learners, which each learner has itself."""
@@ -366,5 +370,5 @@ def _options_of(kind: type[Agent], given: Mapping[str, Any], number: int, learne
 
 def together(agents: Sequence[Any]) -> SeparateAgents:
     """Return the agents as one, computed together if their class and their options allow it."""
-    kind = vars(type(agents[0])).get("stacked")  # a subclass may override what `stacked` computes
+    kind = find("agents", type(agents[0]))
     return kind(agents) if kind is not None and kind.supports(agents) else SeparateAgents(agents)

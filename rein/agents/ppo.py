@@ -6,24 +6,29 @@ Shapes: T steps of a rollout, N environments, M minibatches.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rein.agents.base.learner import Batch, mean_metrics
-from rein.agents.base.losses import Coefficients
 from rein.agents.base.on_policy import OnPolicyAgent, check_enough
 from rein.agents.base.options import above_zero, finite, in_unit_interval, not_negative, option
-from rein.agents.base.segments import Segments, SegmentSampler, Trace
-from rein.agents.base.stacked.on_policy import StackedPPO
+from rein.agents.base.policy_loss import Coefficients
 from rein.ops.returns import gae, smooth_rewards
 from rein.ops.statistics import minibatches, standardize
 from rein.replay.rollout import Rollout
 from rein.schedules import Schedule
 
+if TYPE_CHECKING:
+    from rein.agents.base.segments import SegmentSampler
 
-def _segments(value: Any) -> Segments:
+
+def _segments(value: Any) -> Any:
+    if value is None:
+        return None
+    from rein.agents.base.segments import Segments
+
     if not isinstance(value, Segments):
         raise ValueError("give Segments(...), or None")
     return value
@@ -44,8 +49,6 @@ class PPO(OnPolicyAgent):
     critic only.
     """
 
-    stacked = StackedPPO
-
     gae_lambda: float = option(default=0.95)
     update_epochs: int = option(default=4)
     minibatches: int = option(default=4)
@@ -64,10 +67,10 @@ class PPO(OnPolicyAgent):
         check=in_unit_interval,
         help="fraction of the next smoothed reward that is added to each reward, see rein.ops.returns.smooth_rewards",
     )
-    segments: Segments | None = option(
+    segments: Any = option(
         default=None,
         check=_segments,
-        help="sample whole sequences in proportion to their advantages instead of shuffling rows",
+        help="Segments(...) to sample whole sequences in proportion to their advantages instead of shuffling rows",
     )
 
     def check_num_envs(self, num_envs: int) -> None:
@@ -90,6 +93,8 @@ class PPO(OnPolicyAgent):
         batch = self.batch(advantage_TN, advantage_TN + value_TN, valid_TN)
         sequences = None
         if self.segments is not None:
+            from rein.agents.base.segments import SegmentSampler, Trace
+
             trace = Trace(reward_TN, *ends, next_value_TN, valid_TN)
             sequences = SegmentSampler(self.segments, self.networks, batch, trace, **settings)
         metrics: list[dict[str, Tensor]] = []

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rein.accelerators import find
 from rein.agents.base.agent import cast_action
 from rein.agents.base.learner import Batch, mean_metrics
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import default_optimizer
 from rein.agents.base.options import in_unit_interval, option
 from rein.agents.base.value_agent import EpsilonGreedy
-from rein.networks.custom_networks import NetworkFactory
+from rein.networks.encoder import NetworkFactory
 from rein.networks.normalizers import RewardNormalizer
+from rein.networks.observations import inputs_of, mask_of
 from rein.networks.q_networks import QNetwork
-from rein.networks.reserved import inputs_of, mask_of
-from rein.ops.backend import graph
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.returns import lambda_returns
 from rein.ops.statistics import masked_mean, minibatches
@@ -72,7 +72,7 @@ class PQN(EpsilonGreedy, NetworkAgent):
         shape |= self.options("normalize_observation", "scale_images")
         self.networks = QNetwork(self.observation_space, self.action_space, generator, **shape)
         self._learner = self.add_learner("networks", self.networks, squared_error)
-        self._graph = graph(self.networks, self.device) if self.compile else None  # type: ignore[arg-type]
+        self._graph = find("graph", self.networks, self.device) if self.compile else None  # type: ignore[arg-type]
         self.rollout = Rollout(self.rollout_steps)
         self.reward_normalizer = RewardNormalizer(self.gamma) if self.normalize_reward else None
         self._selected: tuple[Any, Any] = None, None  # action of the current step, and the largest action value

@@ -19,10 +19,9 @@ from rein.agents.base.options import at_least_one, not_below_zero, option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.agents.base.value_agent import EPSILON, EpsilonGreedy
 from rein.networks.actor_critic import CoreFactory
+from rein.networks.observations import Inputs, inputs_of, mask_of
 from rein.networks.q_networks import OnlineAndTarget, RecurrentQNetwork
 from rein.networks.recurrent import LSTM
-from rein.networks.reserved import Inputs, inputs_of, mask_of
-from rein.ops.backend import without_gradient
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.losses import huber
 from rein.ops.statistics import masked_mean
@@ -173,7 +172,7 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
             )
         return metrics, metrics.pop("td_error")
 
-    @without_gradient
+    @torch.no_grad()
     def batch(self, clips: Clips) -> Batch:
         """Return the steps after the burn-in, with targets."""
         burn_in = self.replay.before

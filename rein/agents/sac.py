@@ -10,16 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.closed_form import critic_gradient, has_closed_form, soft_actor_gradient, temperature_gradient
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import Temperature, check_learned, critic_loss, temperature_loss
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import ContinuousActions, ReplayAgent
-from rein.agents.base.stacked.replay import StackedSAC
-from rein.networks.actor_critic import Actor, ContinuousNetworks
-from rein.networks.custom_networks import NetworkFactory
-from rein.networks.reserved import Features
-from rein.ops.backend import without_gradient
+from rein.networks.encoder import NetworkFactory
+from rein.networks.observations import Features
+from rein.networks.off_policy import Actor, ContinuousNetworks
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
 from rein.schedules import Schedule
@@ -42,8 +39,6 @@ class SAC(ContinuousActions, ReplayAgent):
     Observations are flattened. The entry `critic_observation` of a Dict observation is an input of the critics only.
     The action space must be a Box with finite bounds.
     """
-
-    stacked = StackedSAC
 
     critics: int = option(default=2)
     temperature: float | None = option(default=None)
@@ -73,15 +68,11 @@ class SAC(ContinuousActions, ReplayAgent):
         networks.temperature = Temperature(
             self.initial_temperature if fixed is None else fixed, torch.device(self.device)
         )
-        closed = has_closed_form(networks.critics)
-        self._critics = self.add_learner("critics", networks.critics, critic_loss, critic_gradient if closed else None)
-        actor_gradient = soft_actor_gradient if closed else None
-        self._actor = self.add_learner("actor", networks.actor, soft_actor_loss, actor_gradient)
+        self._critics = self.add_learner("critics", networks.critics, critic_loss)
+        self._actor = self.add_learner("actor", networks.actor, soft_actor_loss)
         self._temperature = None
         if fixed is None:
-            self._temperature = self.add_learner(
-                "temperature", networks.temperature, temperature_loss, temperature_gradient
-            )
+            self._temperature = self.add_learner("temperature", networks.temperature, temperature_loss)
         self.follow(networks.target_critics, networks.critics)
         target_entropy = self.target_entropy
         self._target_entropy = -float(networks.scale.actions) if target_entropy is None else target_entropy
@@ -113,7 +104,7 @@ class SAC(ContinuousActions, ReplayAgent):
             self._temperature.step(Batch(log_prob=log_prob_B), self._target_entropy, report=False)
         return metrics
 
-    @without_gradient
+    @torch.no_grad()
     def _target(self, sample: Sample, next_features: Features, noise_BA: Tensor, alpha: Tensor) -> Tensor:
         distribution = self.networks.actor.distribution(next_features)
         action = distribution.sample_from(noise_BA)

@@ -8,7 +8,6 @@ import torch
 
 from rein.agents.base.deterministic import DeterministicAgent
 from rein.agents.base.options import at_least_one, not_negative, option
-from rein.agents.base.stacked.replay import StackedDeterministicAgents
 
 
 class TD3(DeterministicAgent):
@@ -21,8 +20,6 @@ class TD3(DeterministicAgent):
     Observations are flattened. The entry `critic_observation` of a Dict observation is an input of the critics only.
     The action space must be a Box with finite bounds.
     """
-
-    stacked = StackedDeterministicAgents
 
     critics: int = option(default=2)
     target_noise: float = option(

@@ -11,8 +11,9 @@ from typing import Any
 from rein.cli.options import LIMITS, common
 from rein.cli.plan import take
 from rein.cli.recipes import Recipe, find, of_run, refuse_code
+from rein.errors import refuse_unknown
 from rein.files import check_depth, followed, read_file
-from rein.foreign_names import refuse_unknown, written
+from rein.foreign_names import written
 
 FILE = "config.toml"  # in the folder of a run
 _TYPED = ("run", "resume", "quiet", "debug")  # options that a file cannot set

@@ -17,6 +17,7 @@ import torch
 from rich.table import Table
 
 import rein.cli
+from rein.accelerate.products import suits_onednn
 from rein.agents.ppo import PPO
 from rein.cli.output import say
 from rein.cli.run_folder import plain
@@ -24,7 +25,6 @@ from rein.envs.cartpole import CartPole
 from rein.errors import StoreError
 from rein.handlers.checkpoint import checkpoint
 from rein.loop.info import version_of
-from rein.ops.backend import suits_onednn
 from rein.store.hdf5 import HDF5Store
 from rein.store.verify import verify_run
 from rein.training.saved_agents import load_agent

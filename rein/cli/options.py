@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from rein.foreign_names import refuse_unknown, written
+from rein.errors import refuse_unknown
+from rein.foreign_names import written
 from rein.schedules import Schedule
 
 _DECORATION = re.compile(r"\x1b\[[0-9;]*m|[\u2500-\u257f]|^\s*-{5,}\s*$")  # colors and box lines

@@ -11,7 +11,8 @@ import attrs
 import numpy as np
 
 from rein.cli.options import check_options
-from rein.foreign_names import refuse_unknown, written
+from rein.errors import refuse_unknown
+from rein.foreign_names import written
 from rein.ops.random import stream_seed
 
 if TYPE_CHECKING:

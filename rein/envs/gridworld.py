@@ -18,7 +18,7 @@ from rein.envs.base.drawing import GREEN, WHITE, Frame, board
 from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.spaces import representation
 from rein.envs.base.steps import CLOSED, check_begun, check_open
-from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, check_keywords, explain
+from rein.errors import check_keywords, explain
 from rein.ops.random import integers
 from rein.ops.trees import checked_device
 from rein.types import TimeStep
@@ -29,7 +29,7 @@ _NEVER = 2**62
 _COLUMN, _TARGET = range(2)  # counters of the random numbers that an episode draws from its seed
 
 
-@explain(ENVIRONMENT_ATTRIBUTES)
+@explain("ENVIRONMENT_ATTRIBUTES")
 class Gridworld:
     """N boards of `size` x `size` cells. The agent starts in the bottom row and walks to the target.
 

@@ -22,12 +22,12 @@ from rein.envs.base.groups import ObservationGroups
 from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.spaces import dtypes_of, gymnasium_space, representation
 from rein.envs.base.steps import CLOSED, check_begun, check_open
-from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, explain
+from rein.errors import explain
 from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree
 
 
-@explain(ENVIRONMENT_ATTRIBUTES)
+@explain("ENVIRONMENT_ATTRIBUTES")
 class JaxEnvironment:
     """Adapter for environments written in JAX: gymnax, Brax, and MuJoCo Playground (MJX).
 

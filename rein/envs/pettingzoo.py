@@ -38,9 +38,8 @@ from rein.envs.gymnasium.adapter import as_json, name_of
 from rein.envs.gymnasium.async_vector_env import Workers, in_processes, portable
 from rein.envs.gymnasium.history import ActionHistory
 from rein.envs.gymnasium.masks import as_mask, check_has_mask, folded, folded_space, missing_masks, warn_of_mask
-from rein.errors import EnvironmentContractError
-from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, explain
-from rein.networks.reserved import ACTION_MASK, RESERVED, entry
+from rein.errors import EnvironmentContractError, explain
+from rein.networks.observations import ACTION_MASK, RESERVED, entry
 from rein.ops.trees import leaves
 from rein.types import Group, TimeStep, Tree
 
@@ -49,7 +48,7 @@ logger = logging.getLogger(__name__)
 _RESULTS = "observation", "reward", "terminated", "truncated"  # of a step
 
 
-@explain(ENVIRONMENT_ATTRIBUTES)
+@explain("ENVIRONMENT_ATTRIBUTES")
 class PettingZooEnvironment:
     """W worlds of a parallel environment of PettingZoo, with a row for each of its `possible_agents`.
 

@@ -22,7 +22,7 @@ from rein.envs.base.steps import ended_flags
 from rein.envs.gymnasium.adapter import name_of
 from rein.envs.gymnasium.masks import as_mask, folded, folded_space, mask_space
 from rein.errors import EnvironmentContractError
-from rein.networks.reserved import ACTION_MASK, entry
+from rein.networks.observations import ACTION_MASK, entry
 from rein.ops.trees import leaves, to_device
 from rein.types import Tree
 

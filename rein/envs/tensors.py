@@ -20,8 +20,7 @@ from rein.envs.base.groups import ObservationGroups
 from rein.envs.base.seeding import UNKNOWN
 from rein.envs.base.spaces import dtypes_of, gymnasium_space, representation
 from rein.envs.base.steps import CLOSED, check_begun, check_open, ends_episodes
-from rein.errors import EnvironmentContractError
-from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, explain
+from rein.errors import EnvironmentContractError, explain
 from rein.ops.random import checked_seed, stream_seed
 from rein.ops.trees import leaves, map_tree
 from rein.types import TimeStep, Tree
@@ -30,7 +29,7 @@ FinalObservation = Literal["step", "info", "previous"]
 _KEYS = ("final_obs", "final_observation")  # of Isaac Lab and of ManiSkill
 
 
-@explain(ENVIRONMENT_ATTRIBUTES)
+@explain("ENVIRONMENT_ATTRIBUTES")
 class TensorEnvironment:
     """Adapter for vector environments of torch tensors: Isaac Lab, mjlab, ManiSkill and custom simulators.
 

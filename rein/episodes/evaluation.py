@@ -22,10 +22,8 @@ from rein.episodes.finite import check_finite_observation
 from rein.episodes.random_policy import RandomPolicy
 from rein.episodes.recorder import Recorder
 from rein.episodes.step import check_part, step_active
-from rein.errors import NonFiniteError
-from rein.foreign_names import check_keywords
-from rein.networks.encoder import children
-from rein.networks.reserved import visible_space
+from rein.errors import NonFiniteError, check_keywords
+from rein.networks.observations import children, visible_space
 from rein.ops.statistics import interquartile_mean
 from rein.ops.trees import to_device
 from rein.protocols import AgentProtocol, Environment, Policy, Replayable, lacking

@@ -13,7 +13,7 @@ import torch
 from rein.agents.base.data_parallel import mean_of_processes
 from rein.agents.base.options import as_json, checked, options_of
 from rein.agents.population import Population
-from rein.foreign_names import refuse_unknown
+from rein.errors import refuse_unknown
 from rein.loop import Loop
 from rein.loop.state import State
 from rein.ops.random import generator, restore

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from rein.foreign_names import suggestion
+from rein.errors import hints
 from rein.loop import Loop
 from rein.loop.clocks import CLOCKS
 from rein.loop.state import State
@@ -47,7 +47,7 @@ def stop_at(
         raise TypeError("stop_at(loop, metric, ...): pass a metric together with exactly one of at_least= and at_most=")
     for clock, limit in clocks.items():
         if clock not in CLOCKS:
-            raise ValueError(f"stop_at({clock}={limit!r}): unknown clock{suggestion(clock, list(CLOCKS))}")
+            raise ValueError(f"stop_at({clock}={limit!r}): unknown clock{hints().suggestion(clock, list(CLOCKS))}")
         if not limit > 0:
             raise ValueError(f"stop_at({clock}={limit!r}): expected a limit above 0")
     if metric is not None and at_least is not None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rein.agents.base.agent import PER_ENVIRONMENT, Agent
+from rein.agents.base.agent import Agent
+from rein.agents.base.state import PER_ENVIRONMENT
 from rein.errors import CheckpointError, NonFiniteError
 from rein.files import decode_json, followed, open_file
 from rein.networks.finite import check_parameters

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from rein.foreign_names import LOOP_METHODS, check_keywords
+from rein.errors import check_keywords, hints
 from rein.loop import checks, engine, saving
 from rein.loop.checks import check_function, name_of
 from rein.loop.data import Batches
@@ -104,8 +104,8 @@ class Loop:
         events = self.__dict__.get("events", {})
         if name in events:
             return events[name]
-        if name in LOOP_METHODS:
-            raise AttributeError(f"a loop has no {name}; use {LOOP_METHODS[name]}")
+        if name in (methods := hints().LOOP_METHODS):
+            raise AttributeError(f"a loop has no {name}; use {methods[name]}")
         raise AttributeError(f"a loop has no event {name!r}{checks.closest(name, events)}")
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.foreign_names import similar_metric
+from rein.errors import hints
 from rein.loop.state import State
 
 logger = logging.getLogger("rein")
@@ -354,7 +354,7 @@ class Metrics(MutableMapping[str, Any]):
             if name in known:
                 continue
             listed = ", ".join(sorted(known)) or "none"
-            if raises and (similar := similar_metric(name, known)):
+            if raises and (similar := hints().similar_metric(name, known)):
                 raise ValueError(
                     f"{self._readers[name]}: no metric {name!r}; did you mean {similar!r}? The metrics are {listed}"
                 )

@@ -1,4 +1,4 @@
-"""Convolutional encoder for images.
+"""Convolutional encoders for images, and for observations that contain images.
 
 Shapes: B images, L stacked frames, H height, W width, C channels, F features, "..." any leading dimensions.
 """
@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.networks.mlp import orthogonal_linear
+from rein.networks.observations import ImageLayout, image_layout, is_image, tensors_of
 
 Layers = Sequence[tuple[int, int, int]]  # each (features, kernel, stride)
 
 LAYERS: Layers = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Mnih et al. 2015, for 84 x 84 pixels
 # half the kernels and strides: the same work for 42 x 42 pixels
 SMALL_LAYERS: Layers = ((16, 4, 2), (32, 4, 2), (32, 3, 2))
+FEATURES = 512  # of each image
 SMALL = 64  # images with a shorter side of fewer pixels are small
 
 
@@ -69,12 +70,6 @@ class Convolution(nn.Module):
         self.layers = nn.Sequential(*stack, nn.ReLU())
         self.features = features
 
-    @staticmethod
-    def size_of(space: spaces.Space[Any]) -> tuple[int, int] | None:
-        """Return height and width if the space is an image of any size, else None."""
-        image = _image_layout(space)
-        return None if image is None else image.size
-
     def forward(self, x: Tensor) -> Tensor:
         """Return the features (..., F). Raises ValueError if the images do not have the shape of the space."""
         image = self._image
@@ -89,24 +84,6 @@ class Convolution(nn.Module):
         return self.layers(_in_order(image_BCHW)).reshape(*leading, self.features)
 
 
-class _Image(NamedTuple):
-    """Memory layout of the images of a space."""
-
-    shape: tuple[int, ...]
-    frames: int
-    channels_last: bool
-    channels: int  # per frame
-    size: tuple[int, int]  # height and width
-
-    def channels_first(self, x: Tensor) -> Tensor:
-        """Reshape `(..., *shape)` to (B, frames * channels, H, W)."""
-        frame = (*self.size, self.channels) if self.channels_last else (self.channels, *self.size)
-        image = x.reshape(-1, *(frame if self.frames == 1 else (self.frames, *frame)))
-        if self.channels_last:
-            image = image.movedim(-1, -3)
-        return image if self.frames == 1 else image.flatten(1, 2)
-
-
 def _in_order(image_BCHW: Tensor) -> Tensor:
     """Convert to float32 in channels-last order, which is faster on the CPU. Bytes are divided by 255.
 
@@ -119,22 +96,8 @@ def _in_order(image_BCHW: Tensor) -> Tensor:
     return image_BCHW.float().div_(255.0)
 
 
-def _image_layout(space: spaces.Space[Any]) -> _Image | None:
-    if not isinstance(space, spaces.Box) or not (len(space.shape) == 3 or _may_be_images(space)):
-        return None
-    *frames, one, two, three = space.shape if len(space.shape) > 2 else (1, *space.shape)
-    last = three < one
-    height, width, channels = (one, two, three) if last else (two, three, one)
-    return _Image(space.shape, frames[0] if frames else 1, last, channels, (height, width))
-
-
-def _may_be_images(box: spaces.Box) -> bool:
-    """Return whether a Box holds bytes of two or four dimensions. Other dtypes of these shapes may be anything."""
-    return box.dtype == np.uint8 and len(box.shape) in (2, 4)
-
-
-def _image(space: spaces.Space[Any]) -> _Image:
-    image = _image_layout(space)
+def _image(space: spaces.Space[Any]) -> ImageLayout:
+    image = image_layout(space)
     if image is None:
         raise ValueError(
             f"{space} is not an image: use a Box of shape (H, W, C) or (C, H, W), or of bytes of shape (H, W) or, for "
@@ -174,3 +137,37 @@ def _orthogonal_convolution(
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer
+
+
+def image_encoder(space: spaces.Space[Any], generator: torch.Generator) -> Convolution | MixedEncoder:
+    """Return the default encoder for observations that are or contain images."""
+    return (Convolution if is_image(space) else MixedEncoder)(space, FEATURES, generator)
+
+
+class MixedEncoder(nn.Module):
+    """Encoder of flat observations (..., F) from `Flatten`: `features` of each image, and other numbers; (..., G).
+
+    Each image has its own `Convolution`, in the order of the space. Bytes must already be divided by 255.
+    """
+
+    def __init__(self, space: spaces.Space[Any], features: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.images = nn.ModuleList()
+        self._widths: list[int] = []
+        self._places: list[tuple[bool, tuple[int, ...]]] = []  # whether it is an image, and its shape
+        others = 0
+        for _, part in tensors_of(space):
+            width, image = int(spaces.flatdim(part)), is_image(part)
+            self._widths.append(width)
+            self._places.append((image, part.shape or ()))
+            if image:
+                self.images.append(Convolution(part, features, generator))
+            others += 0 if image else width
+        self.features = others + features * len(self.images)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features (..., G)."""
+        images, found = iter(self.images), []
+        for part, (image, shape) in zip(x.split(self._widths, -1), self._places, strict=True):
+            found.append(next(images)(part.unflatten(-1, shape)) if image else part)
+        return torch.cat(found, -1)

@@ -13,7 +13,7 @@ C features of a critic observation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,24 +24,18 @@ from torch import Tensor, nn
 from rein.networks.encoder import (
     EncoderFactory,
     Flatten,
+    NetworkFactory,
     Preprocessor,
-    Tree,
-    children,
     encoder_for,
     features_of,
-    from_factory,
-    is_image,
-    scales,
-    tensors_of,
     through,
 )
+from rein.networks.factories import from_factory
 from rein.networks.heads import ActionHead, ProductHead, action_head
-from rein.networks.reserved import inputs_of, visible_space
+from rein.networks.observations import Tree, children, inputs_of, is_image, scales, tensors_of, visible_space
 from rein.ops.distributions import Distribution
 from rein.ops.trees import leaves, map_tree
 from rein.ops.values import nonempty_mask
-
-NetworkFactory = Callable[[spaces.Space[Any], spaces.Space[Any], torch.Generator], nn.Module]
 
 
 def policy_outputs(action_space: spaces.Space[Any], *, state_dependent_std: bool = False) -> int:

@@ -8,8 +8,7 @@ Shapes: N environments, B rows, F features, K one-hot vectors in a row.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,20 +16,23 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.convolution import Convolution
 from rein.networks.normalizers import ObservationNormalizer
-from rein.networks.reserved import (
+from rein.networks.observations import (
     ACTION_MASK,
     CRITIC_OBSERVATION,
     RESERVED,
     Inputs,
+    Tree,
+    children,
     entry,
+    has_images,
+    is_image,
     mask_of,
+    scales,
+    tensors_of,
     visible,
     visible_space,
 )
-
-Tree = Any  # a Tensor, or a (nested) dictionary of tensors
 
 
 class Flatten:
@@ -88,35 +90,6 @@ class _Part(NamedTuple):
         return row_NF.scatter_(1, observation.reshape(rows, -1) + self.places, 1.0)
 
 
-def children(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
-    """Return the spaces in a Dict or Tuple, by the keys of their tensors; None for a single tensor.
-
-    Raises ValueError for an empty Dict or Tuple, and TypeError for a Box in another byte order than the machine's.
-    """
-    if isinstance(space, spaces.Box) and not space.dtype.isnative:
-        native = space.dtype.newbyteorder("=")
-        raise TypeError(f"{space}: torch does not support the byte order of {space.dtype.str}; use dtype=np.{native}")
-    if isinstance(space, spaces.Dict | spaces.Tuple) and not len(space.spaces):
-        raise ValueError(f"{space} is an empty space: an agent needs at least one Box, Discrete or other tensor")
-    if isinstance(space, spaces.Dict):
-        return dict(space.spaces)
-    if isinstance(space, spaces.Tuple):
-        return {str(index): inner for index, inner in enumerate(space.spaces)}
-    return None
-
-
-def tensors_of(
-    space: spaces.Space[Any], path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], spaces.Space[Any]]]:
-    """Yield the keys and spaces of the single tensors of an observation, in flattening order."""
-    inner = children(space)
-    if inner is None:
-        yield path, space
-        return
-    for key, child in inner.items():
-        yield from tensors_of(child, (*path, key))
-
-
 def _part(path: tuple[str, ...], space: spaces.Space[Any], device: torch.device, scaled: bool) -> _Part:
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         discrete = isinstance(space, spaces.Discrete)
@@ -131,81 +104,12 @@ def _part(path: tuple[str, ...], space: spaces.Space[Any], device: torch.device,
     raise TypeError(f"observations of {space} are not tensors; use Box, Discrete, Multi..., Dict or Tuple")
 
 
-SMALLEST_IMAGE = 36  # pixels per side; smaller images are flattened, because each cell of a grid has its own meaning
-_FEATURES = 512  # per image
-
-
-def scales(space: spaces.Space[Any]) -> bool:
-    """Return whether bytes of this space are divided by 255: images for convolutions and small images."""
-    return is_small_image(space) or (is_image(space) and space.dtype == np.uint8)
-
-
-def is_small_image(space: spaces.Space[Any]) -> bool:
-    """Return whether a space is a Box of bytes (0 to 255), with 1, 3 or 4 channels, too small for convolutions."""
-    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) != 3 or is_image(space):
-        return False
-    channels = {space.shape[0], space.shape[-1]} & {1, 3, 4}
-    return bool(channels) and bool((space.low == 0).all() and (space.high == 255).all())
-
-
-def has_small_images(space: spaces.Space[Any]) -> bool:
-    """Return whether a space is a small image, or a Dict or Tuple that contains one."""
-    return any(is_small_image(part) for _, part in tensors_of(space))
-
-
-def is_image(space: spaces.Space[Any]) -> bool:
-    """Return whether a space is a Box that `Convolution` treats as an image, and not too small."""
-    size = Convolution.size_of(space)
-    return size is not None and min(size) >= SMALLEST_IMAGE
-
-
-def has_images(space: spaces.Space[Any]) -> bool:
-    """Return whether a space is an image, or a Dict or Tuple that contains one."""
-    return any(is_image(part) for _, part in tensors_of(space))
-
-
-def default_encoder(space: spaces.Space[Any], generator: torch.Generator) -> Convolution | MixedEncoder | None:
-    """Return the default encoder for observations of this space; None for vectors."""
-    if is_image(space):
-        return Convolution(space, _FEATURES, generator)
-    return MixedEncoder(space, _FEATURES, generator) if has_images(space) else None
-
-
 def other_columns(space: spaces.Space[Any], device: torch.device) -> Tensor:
     """Return which of the F numbers do not belong to an image, int64."""
     parts = [part for _, part in tensors_of(space)]
     widths = [int(spaces.flatdim(part)) for part in parts]
     other = np.repeat([not is_image(part) for part in parts], widths)
     return torch.as_tensor(np.flatnonzero(other), dtype=torch.int64, device=device)
-
-
-class MixedEncoder(nn.Module):
-    """Encoder of flat observations (..., F) from `Flatten`: `features` of each image, and other numbers; (..., G).
-
-    Each image has its own `Convolution`, in the order of the space. Bytes must already be divided by 255.
-    """
-
-    def __init__(self, space: spaces.Space[Any], features: int, generator: torch.Generator) -> None:
-        super().__init__()
-        self.images = nn.ModuleList()
-        self._widths: list[int] = []
-        self._places: list[tuple[bool, tuple[int, ...]]] = []  # whether it is an image, and its shape
-        others = 0
-        for _, part in tensors_of(space):
-            width, image = int(spaces.flatdim(part)), is_image(part)
-            self._widths.append(width)
-            self._places.append((image, part.shape or ()))
-            if image:
-                self.images.append(Convolution(part, features, generator))
-            others += 0 if image else width
-        self.features = others + features * len(self.images)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the features (..., G)."""
-        images, found = iter(self.images), []
-        for part, (image, shape) in zip(x.split(self._widths, -1), self._places, strict=True):
-            found.append(next(images)(part.unflatten(-1, shape)) if image else part)
-        return torch.cat(found, -1)
 
 
 class Preprocessor(nn.Module):
@@ -330,10 +234,9 @@ class _CriticPreprocessor(nn.Module):
             self.normalizer.update(self._flatten(observation), valid_N)
 
 
+# (observation_space, action_space, generator) -> module, see rein.networks.custom_networks
+NetworkFactory = Callable[[spaces.Space[Any], spaces.Space[Any], torch.Generator], nn.Module]
 EncoderFactory = Callable[[spaces.Space[Any], torch.Generator], nn.Module]  # (observation_space, generator) -> encoder
-
-# their output varies between calls in training mode
-_VARYING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 
 
 def encoder_for(
@@ -356,63 +259,15 @@ def encoder_for(
     Raises TypeError if the factory does not return a module, and ValueError if a trial with two rows of zeros fails.
     """
     space = visible_space(space)
-    if factory is None:
-        return default_encoder(space, generator)
+    if factory is not None:
+        from rein.networks.factories import custom_encoder
 
-    def trial(module: nn.Module) -> None:
-        _try(module, space, generator.device)
+        return custom_encoder(space, generator, factory)
+    if not has_images(space):
+        return None
+    from rein.networks.convolution import image_encoder
 
-    return from_factory("encoder", factory, {"observation_space": space}, generator, trial)
-
-
-def from_factory(
-    option: str,
-    factory: Callable[..., Any],
-    of_spaces: Mapping[str, spaces.Space[Any]],
-    generator: torch.Generator,
-    trial: Callable[[nn.Module], None],
-) -> nn.Module:
-    """Return a copy of the module that `factory(*spaces, generator)` returns, on the device of the generator.
-
-    Layers that draw from torch's global generator draw from `generator` here; the global generator does not change.
-
-    Args:
-        option: Name of the agent's option, for error messages.
-        factory: Factory of the module.
-        of_spaces: Spaces that the factory receives, by the names of its arguments.
-        generator: Source of the initial parameters.
-        trial: Function that calls the module and raises ValueError for an unsuitable output. Lazy layers, such as
-            `nn.LazyLinear`, are initialized by this call.
-
-    Raises:
-        TypeError: If `factory` is not a factory, or does not return a module.
-        ValueError: If the output of a layer varies between calls.
-    """
-    if isinstance(factory, nn.Module) or not callable(factory):
-        kind = "a module" if isinstance(factory, nn.Module) else repr(factory)
-        raise TypeError(
-            f"{option} is {kind}: pass a factory that is called as {option}({', '.join(of_spaces)}, generator) and "
-            "returns the module, such as a class, a function or a functools.partial"
-        )
-    with torch.random.fork_rng(devices=[]):
-        seed = torch.randint(2**31 - 1, (), generator=generator, device=generator.device)
-        torch.default_generator.manual_seed(int(seed))
-        module = factory(*of_spaces.values(), generator)
-        if not isinstance(module, nn.Module):
-            raise TypeError(f"{option}: expected a torch.nn.Module from the factory, got {type(module).__name__}")
-        module = module.to(generator.device)
-        if found := {type(part).__name__ for part in module.modules() if _varies(part)}:
-            raise ValueError(
-                f"{option}: {type(module).__name__} contains {', '.join(sorted(found))}, whose output for an "
-                "observation differs between acting and learning: use nn.LayerNorm or nn.GroupNorm, or call eval() on "
-                "that part"
-            )
-        trial(module)
-    return copy.deepcopy(module)
-
-
-def _varies(part: nn.Module) -> bool:
-    return isinstance(part, _VARYING) and part.training and getattr(part, "p", 1.0) > 0.0  # p: of Dropout
+    return image_encoder(space, generator)
 
 
 def features_of(encoder: nn.Module | None, otherwise: int) -> int:
@@ -423,29 +278,3 @@ def features_of(encoder: nn.Module | None, otherwise: int) -> int:
 def through(encoder: nn.Module | None, x: Tensor) -> Tensor:
     """Return the features of x, or x itself without an encoder."""
     return x if encoder is None else encoder(x)
-
-
-def _try(encoder: nn.Module, space: spaces.Space[Any], device: torch.device) -> None:
-    """Raise ValueError for an unsuitable encoder."""
-    kind, features = type(encoder).__name__, getattr(encoder, "features", None)
-    if not isinstance(features, int) or isinstance(features, bool) or features < 1:
-        raise ValueError(
-            f"encoder: {kind}.features is {'missing' if features is None else repr(features)[:80]}; set it to the "
-            "number of features of an observation, as in `self.features = 64`"
-        )
-    if is_image(space):
-        zeros = torch.from_numpy(np.zeros((2, *(space.shape or ())), space.dtype)).to(device)
-    else:
-        zeros = torch.zeros(2, int(spaces.flatdim(space)), dtype=torch.float32, device=device)
-    try:
-        with torch.no_grad():
-            found = encoder(zeros)
-    except Exception as error:  # a custom module may raise anything
-        error.add_note(f"encoder: {kind} was called with two observations, zeros {tuple(zeros.shape)} of {zeros.dtype}")
-        raise
-    if not isinstance(found, Tensor) or found.shape != (2, features) or found.dtype != torch.float32:
-        got = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-        raise ValueError(
-            f"encoder: {kind} returned {got} for two observations {tuple(zeros.shape)} of {zeros.dtype}; expected "
-            f"(2, {features}) of torch.float32, according to its `features`"
-        )

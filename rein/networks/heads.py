@@ -14,10 +14,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.encoder import Tree, children
 from rein.networks.mlp import orthogonal_linear
-from rein.networks.reserved import ACTION_MASK
-from rein.ops.distributions import BallNormal, Categorical, Distribution, MultiDiscrete, Normal, Product, SquashedNormal
+from rein.networks.observations import ACTION_MASK, Tree, children
+from rein.ops.distributions import BallNormal, Categorical, Distribution, MultiDiscrete, Normal, SquashedNormal
 
 _MOST_CHOICES = 1 << 16  # of one integer of a Box
 
@@ -156,13 +155,15 @@ class ProductHead(nn.Module):
 
     def __init__(self, heads: Mapping[str, ActionHead]) -> None:
         super().__init__()
-        self.names = tuple(heads)
+        from rein.ops.distributions.product import Product
+
+        self.names, self._product = tuple(heads), Product
         self.heads = nn.ModuleList(heads.values())
 
-    def forward(self, features_BH: Tensor, masks: Mapping[str, Tree] | None = None) -> Product:
+    def forward(self, features_BH: Tensor, masks: Mapping[str, Tree] | None = None) -> Distribution:
         """Return a Product of the distributions of all heads. Components without a mask are not restricted."""
         masks = masks or {}
-        return Product({name: head(features_BH, masks.get(name)) for name, head in self._named()})
+        return self._product({name: head(features_BH, masks.get(name)) for name, head in self._named()})
 
     def to_action(self, distribution: Any, sample: Tree) -> Tree:
         """Convert a sample to an action. Returns the sample itself if no component changes."""

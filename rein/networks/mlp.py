@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from rein.ops import backend
-from rein.ops.stack import FUSED, stack_forward
+from rein.accelerators import find
 
 
 class Tanh(nn.Module):
@@ -83,6 +82,7 @@ class Stack(nn.Module):
             raise ValueError(f"activation={activation!r}: use one of {', '.join(ACTIVATIONS)}")
         self.members, self.features = members, [inputs, *hidden][-1]
         self.activation, self._apply_activation = activation, ACTIVATIONS[activation]()
+        self._accelerated = find("layers", activation)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for before, after in itertools.pairwise([inputs, *hidden]):
             layers = [orthogonal_linear(before, after, math.sqrt(2.0), generator) for _ in range(members)]
@@ -101,14 +101,14 @@ class Stack(nn.Module):
 
     def through(self, x_BI: Tensor, layers: Sequence[Tensor]) -> Tensor:
         """Evaluate networks with these weights and biases in turn: (K, B, H)."""
-        if layers and self.activation in FUSED and not torch.is_grad_enabled() and _fuses(x_BI):
-            return stack_forward(x_BI, layers, self.activation)[0]
+        if self._accelerated is not None and layers and not torch.is_grad_enabled() and _is_plain(x_BI):
+            return self._accelerated(x_BI, layers)
         x = x_BI.expand(len(layers[0]) if layers else self.members, *x_BI.shape[-2:])
         for weight, bias in zip(layers[::2], layers[1::2], strict=True):
             x = self._apply_activation(torch.baddbmm(bias, x, weight))
         return x
 
 
-def _fuses(x: Tensor) -> bool:
-    """Return whether the layers can be fused: not during compilation, and not under autocast."""
-    return not (backend.PLAIN or torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type))
+def _is_plain(x: Tensor) -> bool:
+    """Return whether torch neither compiles nor changes the precision."""
+    return not (torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type))

@@ -15,10 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rein.networks.actor_critic import (
+from rein.networks.actor_critic import ActorCritic
+from rein.networks.custom_networks import CustomActorCritic
+from rein.networks.heads import ProductHead
+from rein.networks.mlp import Stack
+from rein.networks.normalizers import ObservationNormalizer
+from rein.networks.off_policy import (
     ActionValues,
     Actor,
-    ActorCritic,
     ContinuousNetworks,
     Critics,
     CustomActor,
@@ -26,10 +30,6 @@ from rein.networks.actor_critic import (
     DiscreteNetworks,
     StateValue,
 )
-from rein.networks.custom_networks import CustomActorCritic
-from rein.networks.heads import ProductHead
-from rein.networks.mlp import Stack
-from rein.networks.normalizers import ObservationNormalizer
 from rein.networks.q_networks import DuelingHead, OnlineAndTarget
 from rein.networks.recurrent import GRU, LSTM
 from rein.ops.trees import by_name

@@ -17,11 +17,11 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.networks.actor_critic import CoreFactory
-from rein.networks.custom_networks import CustomModules, NetworkFactory, TreePreprocessor
-from rein.networks.encoder import EncoderFactory, Preprocessor, encoder_for, features_of, through
+from rein.networks.custom_networks import CustomModules, TreePreprocessor
+from rein.networks.encoder import EncoderFactory, NetworkFactory, Preprocessor, encoder_for, features_of, through
 from rein.networks.heads import count_actions
 from rein.networks.mlp import ACTIVATIONS, Stack, orthogonal_linear
-from rein.networks.reserved import Features, inputs_of
+from rein.networks.observations import Features, inputs_of
 from rein.ops.values import mask_values
 
 

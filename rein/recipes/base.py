@@ -38,7 +38,7 @@ import attrs
 from rein.agents.base.options import options_of
 from rein.agents.population import Population
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment
-from rein.foreign_names import refuse_unknown
+from rein.errors import refuse_unknown
 from rein.loop import Loop
 from rein.ops.random import stream_seed
 from rein.protocols import Store

@@ -5,9 +5,6 @@ Shapes: B rows.
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rein.ops import backend
+from rein.accelerators import find
 from rein.ops.trees import checked_device
 from rein.replay.replay import Replay, Sample
 from rein.replay.storage import Packing
@@ -73,7 +70,7 @@ class Priorities:
     @property
     def _compiled(self) -> Any:
         """The numba functions for the CPU; None to use torch. A copy may be loaded without numba."""
-        return _compiled_tree() if self.device.type == "cpu" else None
+        return find("sum_tree") if self.device.type == "cpu" else None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -283,18 +280,6 @@ class PrioritizedReplay(Replay):
             self.priorities.load_state_dict(state["priorities"])
         else:
             self.priorities = Priorities(max(1, self.slots * self.num_envs), **self._options)
-
-
-@functools.cache
-def _compiled_tree() -> Any:
-    """Import `rein.replay.compiled_tree`, which takes half a second; None without a working numba."""
-    if backend.PLAIN or importlib.util.find_spec("numba") is None:
-        return None
-    try:
-        return importlib.import_module("rein.replay.compiled_tree")
-    except ImportError as error:  # numba does not import with a newer numpy than it supports
-        logger.warning("prioritized replay uses torch, because the installed numba cannot be imported: %s", error)
-        return None
 
 
 def _on_host(x_B: Tensor) -> Any:

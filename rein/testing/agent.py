@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from rein.envs.base.contract import check_action
 from rein.envs.base.spaces import Codec
 from rein.errors import EnvironmentContractError
-from rein.networks.reserved import mask_of
+from rein.networks.observations import mask_of
 from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import AgentProtocol, Environment, Policy, lacking
 from rein.testing.environment import valid_actions

@@ -28,9 +28,8 @@ from torch import Tensor
 from rein.envs.base.contract import agents_per_world, check_observation, check_time_step
 from rein.envs.base.spaces import Codec
 from rein.errors import ReinError
-from rein.networks.encoder import children
 from rein.networks.heads import choices
-from rein.networks.reserved import ACTION_MASK, entry
+from rein.networks.observations import ACTION_MASK, children, entry
 from rein.ops.random import episode_seeds
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import Environment, lacking

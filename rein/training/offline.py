@@ -21,12 +21,11 @@ from rein.agents.base.replay_agent import ReplayAgent
 from rein.envs.base.contract import outside
 from rein.envs.base.masks import MASK_HINT, wrong_values
 from rein.envs.base.spaces import tensor_dtype
-from rein.foreign_names import check_keywords
+from rein.errors import check_keywords
 from rein.loop import Loop
 from rein.loop.filters import NOT_GIVEN
 from rein.loop.state import State
-from rein.networks.encoder import children, tensors_of
-from rein.networks.reserved import ACTION_MASK
+from rein.networks.observations import ACTION_MASK, children, tensors_of
 from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import Store
 from rein.replay.frames import FrameReplay

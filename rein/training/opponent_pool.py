@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rein.agents.base.agent import snapshot
+from rein.agents.base.policies import snapshot
 from rein.envs.base.contract import checked_count
 from rein.types import Tree
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import numbers
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.optimizers import HINT, learning_rates
+from rein.agents.base.optimizers import HINT
 from rein.envs.base.contract import check_range
 from rein.episodes import PHASES, EpisodeStatistics, batch_step
 from rein.episodes.finite import FiniteData
 from rein.episodes.statistics import CompletedEpisodes
 from rein.episodes.step import check_fit
-from rein.foreign_names import check_keywords, refuse_unknown
+from rein.errors import check_keywords, refuse_unknown
 from rein.handlers.describe import describe
 from rein.handlers.interrupts import end_at_ctrl_c
 from rein.handlers.loggers.csv import CSVLogger
@@ -39,6 +40,7 @@ from rein.ops.random import checked_seed, stream_seed
 from rein.ops.trees import map_tree, to_device
 from rein.protocols import AgentProtocol, Environment, Store
 from rein.replay.rollout import RowBuffer
+from rein.schedules import Schedule
 from rein.training.collection.collector import Collector, FirstCome
 from rein.training.collection.ray_actors import RayActors, RayCollector
 from rein.types import STEP_STATE_TYPES, StepState, Trajectory, Tree
@@ -534,3 +536,20 @@ def _emitter(state: State, events: Mapping[str, Event]) -> Callable[[str], None]
             event.fire(state)
 
     return emit
+
+
+def learning_rates(agent: Any) -> dict[str, float]:
+    """Return the current value of `learning_rate`, `actor_learning_rate` and so on, for those that are not None.
+
+    The names of a `MultiAgent` have the prefix of a group.
+    """
+    if agents := getattr(agent, "agents", None):
+        return {f"{name}/{key}": rate for name, part in agents.items() for key, rate in learning_rates(part).items()}
+    known = {*getattr(agent, "__dict__", ()), *dir(type(agent))}  # dir(agent) takes more than 1 ms, see `explain`
+    names = sorted(name for name in known if name.endswith("learning_rate") and not name.startswith("_"))
+    values, counts = (
+        {name: getattr(agent, name) for name in names},
+        {"env_steps": agent.env_steps, "updates": agent.updates},
+    )
+    values = {name: x(**counts) if isinstance(x, Schedule) else x for name, x in values.items()}
+    return {name: float(value) for name, value in values.items() if isinstance(value, numbers.Real)}

@@ -15,18 +15,18 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein
+from rein.accelerate.closed_form import has_closed_form, policy_gradient
 from rein.agents.a2c import A2C
-from rein.agents.base.closed_form import has_closed_form, policy_gradient
 from rein.agents.base.learner import Batch
-from rein.agents.base.losses import Coefficients, policy_loss
+from rein.agents.base.policy_loss import Coefficients, policy_loss
 from rein.agents.base.segments import Segments
 from rein.agents.bc import BC
 from rein.agents.impala import IMPALA
 from rein.agents.ppo import PPO
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.heads import DiscreteHead, ProductHead, action_head
+from rein.networks.observations import Inputs
 from rein.networks.recurrent import GRU
-from rein.networks.reserved import Inputs
 from rein.ops.trees import leaves, map_tree
 from rein.testing import AgentContract
 from rein.testing.stateful import first_difference

@@ -12,7 +12,7 @@ from rein.agents.base.losses import likelihood_loss
 from rein.agents.bc import BC, cross_entropy_loss, squared_action_loss
 from rein.envs.gridworld import Gridworld
 from rein.envs.pendulum import Pendulum
-from rein.networks.actor_critic import Actor
+from rein.networks.off_policy import Actor
 from rein.replay.prioritized import PrioritizedReplay
 from rein.testing import AgentContract
 from rein.training.offline import fill

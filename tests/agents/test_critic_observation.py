@@ -15,8 +15,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein
+from rein.accelerate.closed_form import has_closed_form
 from rein.agents.a2c import A2C
-from rein.agents.base.closed_form import has_closed_form
 from rein.agents.impala import IMPALA
 from rein.agents.ppo import PPO
 from rein.envs.cartpole import CartPole

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein
-from rein.agents.base.closed_form import (
+from rein.accelerate.closed_form import (
     critic_gradient,
     deterministic_actor_gradient,
     has_closed_form,
@@ -25,8 +25,8 @@ from rein.agents.sac import soft_actor_loss
 from rein.envs.cartpole import CartPole
 from rein.envs.probes import Reach
 from rein.envs.wrappers import Wrapper
-from rein.networks.actor_critic import Actor, Critics
-from rein.networks.reserved import Inputs
+from rein.networks.observations import Inputs
+from rein.networks.off_policy import Actor, Critics
 from rein.ops.random import generator
 from rein.testing import AgentContract
 from rein.types import TimeStep, Transition

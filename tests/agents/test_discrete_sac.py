@@ -13,7 +13,7 @@ from rein.agents.base.learner import Batch
 from rein.agents.discrete_sac import DiscreteSAC, actor_loss, critic_loss
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor
-from rein.networks.actor_critic import ActionValues, DiscreteActor
+from rein.networks.off_policy import ActionValues, DiscreteActor
 from rein.ops.random import generator
 from rein.testing import AgentContract
 

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 import rein
+from rein.accelerate import compiled
+from rein.accelerate.stacked.noise import AgentNoise
 from rein.agents.base.learner import Learner
-from rein.agents.base.stacked.noise import AgentNoise
 from rein.envs.gridworld import Gridworld
 from rein.errors import NonFiniteError
 from rein.networks.recurrent import GRU
-from rein.ops import backend
 from rein.ops.trees import leaves, map_tree
 from rein.testing import AgentContract
 from rein.testing.stateful import copy_state, first_difference
@@ -525,7 +525,7 @@ def test_cuda_graphs_change_no_result(case: str, monkeypatch: pytest.MonkeyPatch
         return [p for i in range(S) for p in parameters(population.agent(i)).values()]
 
     graphs = learned()
-    monkeypatch.setattr(backend, "has_graphs", lambda device: False)
+    monkeypatch.setattr(compiled, "has_graphs", lambda device: False)
     assert all(torch.equal(a, b) for a, b in zip(graphs, learned(), strict=True))
 
 
@@ -626,12 +626,30 @@ def test_list_of_seeds_is_part_of_the_config() -> None:
     assert population.config["seed"] == [5, 9]
 
 
-def test_state_of_separate_learners_does_not_load_into_learners_computed_together() -> None:
-    together, env = made("PPO")
-    separate = rein.Population(rein.PPO, env, learners=S, target_kl=1.0, **SMALL)
-    for one, other in ((together, separate), (separate, together)):
-        with pytest.raises(ValueError, match="together"):
-            one.load_state_dict(other.state_dict())
+@pytest.mark.parametrize("case", ["PPO, normalized", "SAC"])
+@pytest.mark.parametrize("plain_first", [False, True])
+def test_state_loads_with_and_without_accelerators(
+    case: str, plain_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, environment, options = CASES[case]
+
+    def run(population: rein.Population, loop: rein.Loop, epochs: int) -> list[Tensor]:
+        loop.run(epochs=epochs)
+        return [p for i in range(S) for p in parameters(population.agent(i)).values()]
+
+    def build(plain: bool) -> tuple[rein.Population, rein.Loop]:
+        monkeypatch.setattr("rein.accelerators.PLAIN", plain)
+        env = environment(S * N, seed=1)
+        population = rein.Population(kind, env, learners=S, learning_rate=1e-3, seed=0, **options)
+        return population, rein.training_loop(population, env, iterations=3)
+
+    whole = run(*build(plain_first), epochs=6)
+    population, loop = build(plain_first)
+    run(population, loop, epochs=3)  # within a rollout
+    other, resumed = build(not plain_first)
+    resumed.load_state_dict(copy_state(loop.state_dict()))
+    for mine, theirs in zip(run(other, resumed, epochs=6), whole, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-3)
 
 
 def test_metrics_are_those_of_a_single_agent(monkeypatch: pytest.MonkeyPatch) -> None:

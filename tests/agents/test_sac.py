@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.base.closed_form import temperature_gradient
+from rein.accelerate.closed_form import temperature_gradient
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import Temperature, temperature_loss
 from rein.agents.sac import SAC

@@ -92,7 +92,7 @@ def repeated(name: str, products: bool, **options: Any) -> Rounds:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from rein.ops.backend import fast_products
+    from rein.accelerate.products import fast_products
 
     calls: list[tuple[Any, Any, Any]] = []
 

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 import rein
+from rein.accelerate import compiled, fast_learner
 from rein.agents.a2c import A2C
-from rein.agents.base import learner
 from rein.agents.ppo import PPO
 from rein.agents.pqn import PQN
 from rein.envs.cartpole import CartPole
 from rein.networks.recurrent import GRU
-from rein.ops import backend
 from rein.ops.trees import leaves, map_tree
 from tests.envs.masked_grid import MaskedGrid
 
@@ -30,7 +29,7 @@ class Graphs:
         self.calls, self._last = 0, []
         monkeypatch.setattr(torch, "compile", self._compile)
         monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", self._begin)
-        for user in (backend, learner):
+        for user in (compiled, fast_learner):
             monkeypatch.setattr(user, "has_graphs", lambda device: True)
 
     def _compile(self, function: Callable[..., Any], dynamic: bool, mode: str) -> Callable[..., Any]:
@@ -52,7 +51,7 @@ class Graphs:
 
 def test_results_are_not_overwritten_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     Graphs(monkeypatch)
-    double = backend.compiled(lambda x: (2 * x, {"twice": [4 * x]}), CPU)
+    double = compiled.compiled(lambda x: (2 * x, {"twice": [4 * x]}), CPU)
     first = double(torch.ones(3))
     double(torch.zeros(3))
     assert first[0].tolist() == [2.0] * 3
@@ -93,8 +92,8 @@ def test_agent_learns_the_same_with_graphs(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by the compiler
 def test_real_compiler_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "has_graphs", lambda device: True)
-    double = backend.compiled(lambda x: (2 * x).sin(), CPU)
+    monkeypatch.setattr(compiled, "has_graphs", lambda device: True)
+    double = compiled.compiled(lambda x: (2 * x).sin(), CPU)
     for n in range(3):
         x = torch.full((5,), float(n))
         assert torch.allclose(double(x), (2 * x).sin())

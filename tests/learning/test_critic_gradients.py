@@ -8,19 +8,20 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.agents.base.closed_form import (
+from rein.accelerate.closed_form import (
     critic_gradient,
     deterministic_actor_gradient,
     has_closed_form,
     soft_actor_gradient,
     td_gradient,
 )
+from rein.accelerate.fast_learner import FastLearner
 from rein.agents.base.deterministic import deterministic_actor_loss
 from rein.agents.base.learner import Batch, Learner
 from rein.agents.base.losses import critic_loss
 from rein.agents.dqn import td_loss
 from rein.agents.sac import soft_actor_loss
-from rein.networks.actor_critic import LOG_STD, Actor, Critics
+from rein.networks.off_policy import LOG_STD, Actor, Critics
 from rein.networks.q_networks import QNetwork
 
 FEATURES, ACTIONS, ROWS = 5, 3, 37
@@ -212,10 +213,10 @@ def test_micro_batches_give_the_same_step(rows):
     x, action, target = normal(ROWS, FEATURES, seed=1), normal(ROWS, ACTIONS, seed=2), normal(ROWS, seed=3)
     batch = Batch(x, action, target=target, weight=weight)
     moved, reported = [], []
-    for micro_batch, closed_form in ((None, critic_gradient), (rows, critic_gradient), (rows, None)):
+    for micro_batch, kind in ((None, FastLearner), (rows, FastLearner), (rows, Learner)):
         critics = critics_of(2, "relu")
-        how = {"max_grad_norm": 1.0, "micro_batch": micro_batch, "closed_form": closed_form}
-        learner = Learner(critics, critic_loss, lambda parameters: torch.optim.SGD(parameters, lr=0.1), **how)
+        how = {"max_grad_norm": 1.0, "micro_batch": micro_batch}
+        learner = kind(critics, critic_loss, lambda parameters: torch.optim.SGD(parameters, lr=0.1), **how)
         reported.append(learner.step(batch, None))
         moved.append(torch.nn.utils.parameters_to_vector(critics.parameters()).detach())
     for other, metrics in zip(moved[1:], reported[1:], strict=True):

@@ -12,6 +12,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch._dynamo.trace_rules import get_torch_obj_rule_map
 
+from rein.accelerate import products
 from rein.agents.awac import AWAC
 from rein.agents.bc import BC
 from rein.agents.discrete_sac import DiscreteSAC
@@ -21,7 +22,6 @@ from rein.agents.iqn import IQN
 from rein.agents.ppo import PPO
 from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
-from rein.ops import backend as products
 from rein.types import Transition
 
 OBSERVATION, BOX, DISCRETE = spaces.Box(-1.0, 1.0, (5,), np.float32), spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import rein
+from rein.accelerate.fast_learner import FastLearner
 from rein.agents.a2c import A2C
 from rein.agents.awac import AWAC
-from rein.agents.base.closed_form import critic_gradient
 from rein.agents.base.data_parallel import average
-from rein.agents.base.learner import Batch, Learner
+from rein.agents.base.learner import Batch
 from rein.agents.base.losses import critic_loss
 from rein.agents.bc import BC
 from rein.agents.ddpg import DDPG
@@ -29,7 +29,7 @@ from rein.agents.recurrent_dqn import RecurrentDQN
 from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
 from rein.envs.probes import Corridor
-from rein.networks.actor_critic import Critics
+from rein.networks.off_policy import Critics
 from rein.networks.recurrent import GRU
 from rein.ops.random import generator
 from rein.testing.stateful import copy_state, first_difference
@@ -179,7 +179,7 @@ def step(frozen: list[str], **options: Any) -> tuple[dict[str, Tensor], dict[str
     for name, parameter in critics.named_parameters():
         parameter.requires_grad_(name not in frozen)
     sgd: Any = functools.partial(torch.optim.SGD, lr=1.0)
-    learner = Learner(critics, critic_loss, sgd, max_grad_norm=None, closed_form=critic_gradient, **options)
+    learner = FastLearner(critics, critic_loss, sgd, max_grad_norm=None, **options)
     metrics = learner.step(batch, None)
     return {name: x.detach().clone() for name, x in critics.named_parameters()}, metrics
 
@@ -207,8 +207,8 @@ def test_freezing_during_a_run_works_with_compile(monkeypatch: pytest.MonkeyPatc
     for compile in (False, True):
         critics, batch = critics_and_batch()
         sgd: Any = functools.partial(torch.optim.SGD, lr=0.1)
-        how: dict[str, Any] = {"max_grad_norm": 1.0, "closed_form": critic_gradient, "compile": compile}
-        learner = Learner(critics, critic_loss, sgd, **how)
+        how: dict[str, Any] = {"max_grad_norm": 1.0, "compile": compile}
+        learner = FastLearner(critics, critic_loss, sgd, **how)
         for part, free in (("", True), ("hidden", False), ("hidden", True), ("", False)):
             frozen = critics.get_submodule(part).requires_grad_(free)
             before = copy_state(frozen.state_dict())

@@ -13,8 +13,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.accelerate.fast_learner import FastLearner
 from rein.agents.base.learner import Batch, Learner
-from rein.agents.base.losses import METRICS, Coefficients, policy_loss
+from rein.agents.base.policy_loss import METRICS, Coefficients, policy_loss
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.random import generator
@@ -63,7 +64,8 @@ def batch(action: str = "discrete", core: str | None = None, masked: bool = Fals
 def learner(made: ActorCritic, **options: Any) -> Learner:
     """Return a learner that applies gradients without clipping, with learning rate 1."""
     optimizer = functools.partial(torch.optim.SGD, lr=1.0)
-    return Learner(made, policy_loss, optimizer, **{"max_grad_norm": None, **options})
+    kind: Any = FastLearner if options.keys() & {"threads", "compile"} else Learner
+    return kind(made, policy_loss, optimizer, **{"max_grad_norm": None, **options})
 
 
 def stepped(rows: Batch, action: str = "discrete", core: str | None = None, **options: Any) -> dict[str, Any]:

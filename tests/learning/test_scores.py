@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rein.agents.base.closed_form import categorical_score, normal_score
+from rein.accelerate.closed_form import categorical_score, normal_score
 from rein.ops.distributions import Categorical, Normal
 from rein.ops.random import generator
 

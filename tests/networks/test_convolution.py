@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rein.networks.convolution import Convolution
+from rein.networks.observations import image_layout
 from rein.ops.random import generator
 
 H, W, C, FEATURES = 44, 36, 3, 16
@@ -185,7 +186,7 @@ NO_IMAGES = [
 
 @pytest.mark.parametrize("space", NO_IMAGES, ids=str)
 def test_error_for_a_space_that_is_not_an_image_shows_the_space(space: spaces.Space) -> None:
-    assert Convolution.size_of(space) is None
+    assert image_layout(space) is None
     with pytest.raises(ValueError, match="is not an image") as caught:
         Convolution(space, FEATURES, generator(0, "encoder"))
     assert str(space) in str(caught.value)
@@ -193,7 +194,7 @@ def test_error_for_a_space_that_is_not_an_image_shows_the_space(space: spaces.Sp
 
 def test_boxes_with_three_dimensions_and_bytes_with_two_or_four_are_images() -> None:
     for space in (box(84, 42, 3), box(4, 84, 42, dtype=np.float32), box(84, 42), box(4, 84, 42, 3), box(4, 3, 84, 42)):
-        assert Convolution.size_of(space) == (84, 42)
+        assert image_layout(space).size == (84, 42)
 
 
 def test_bytes_without_channels_have_one_channel() -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.networks.convolution import Convolution
-from rein.networks.encoder import Flatten, MixedEncoder, default_encoder, scales
+from rein.networks.convolution import Convolution, MixedEncoder
+from rein.networks.encoder import Flatten, encoder_for
+from rein.networks.observations import scales
 from rein.ops.random import generator
 
 CAMERA = spaces.Box(0, 255, (36, 40, 3), np.uint8)
@@ -32,7 +33,7 @@ def observation(rows: int) -> dict[str, Any]:
 
 
 def mixed_encoder(space: spaces.Space[Any] = MIXED) -> MixedEncoder:
-    encoder = default_encoder(space, generator(0, "encoder"))
+    encoder = encoder_for(space, generator(0, "encoder"))
     assert isinstance(encoder, MixedEncoder)
     return encoder
 
@@ -61,7 +62,7 @@ def test_tuple_is_encoded_like_a_dictionary() -> None:
 
 
 def test_single_image_gets_a_convolution() -> None:
-    assert isinstance(default_encoder(CAMERA, generator(0, "encoder")), Convolution)
+    assert isinstance(encoder_for(CAMERA, generator(0, "encoder")), Convolution)
 
 
 SMALL = spaces.Box(0, 255, (35, 84, 3), np.uint8)
@@ -69,7 +70,7 @@ SMALL = spaces.Box(0, 255, (35, 84, 3), np.uint8)
 
 @pytest.mark.parametrize("space", [POSITION, SMALL, spaces.Dict({"grid": SMALL, "position": POSITION})], ids=str)
 def test_vectors_and_small_grids_have_no_encoder(space: spaces.Space[Any]) -> None:
-    assert default_encoder(space, generator(0, "encoder")) is None
+    assert encoder_for(space, generator(0, "encoder")) is None
 
 
 def box(*shape: int, low: int = 0, high: int = 255, dtype: Any = np.uint8) -> spaces.Box:

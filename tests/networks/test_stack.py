@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rein.accelerate import fused_layers as ops
 from rein.networks.mlp import ACTIVATIONS, MLP, Stack
-from rein.ops import stack as ops
 from rein.ops.random import generator
 
 B, I = 9, 5  # noqa: E741  # I inputs

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rein.accelerate import products
+from rein.accelerate.products import ENOUGH, fast_products, largest_matrix, rounds_as_float32, suits_onednn, wide_amd
 from rein.networks.mlp import Stack
-from rein.ops import backend as products
-from rein.ops.backend import ENOUGH, fast_products, largest_matrix, rounds_as_float32, suits_onednn, wide_amd
 
 ZEN_5 = """\
 processor	: 0

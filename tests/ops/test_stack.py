@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rein.accelerate.fused_layers import FUSED, stack_backward, stack_forward
 from rein.ops.random import generator
-from rein.ops.stack import FUSED, stack_backward, stack_forward
 
 B, I = 7, 3  # noqa: E741  # I inputs
 SIZES = (I, 6, 5, 4)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from rein.accelerate import sum_tree
 from rein.ops.random import generator
-from rein.replay.prioritized import Priorities, _compiled_tree
+from rein.replay.prioritized import Priorities
 from rein.replay.sum_tree import TOP, WIDTH, draw, levels_of, padded, total
 from rein.testing import StatefulContract
 
@@ -20,7 +21,7 @@ THREE_LEVELS = TOP * WIDTH + 1
 
 def disable_numba(patch: pytest.MonkeyPatch) -> None:
     """Behave as without numba."""
-    patch.setattr("rein.replay.prioritized._compiled_tree", lambda: None)
+    patch.setattr("rein.accelerators.PLAIN", True)
 
 
 @pytest.fixture(autouse=True, params=["torch", "numba"])
@@ -310,12 +311,12 @@ def test_numba_equals_torch_bit_for_bit(monkeypatch, capacity: int, normalize: s
 
 @pytest.mark.parametrize("implementation", ["numba"], indirect=True)
 def test_warning_and_torch_fallback_if_numba_fails_to_import(monkeypatch, caplog) -> None:
-    monkeypatch.setitem(sys.modules, "rein.replay.compiled_tree", None)  # makes its import fail
-    _compiled_tree.cache_clear()
+    monkeypatch.setitem(sys.modules, "rein.accelerate.compiled_tree", None)  # makes its import fail
+    sum_tree.cache_clear()
     try:
         drawn, _ = filled(TWO_LEVELS).sample(100, generator(3, "draw"))
     finally:
-        _compiled_tree.cache_clear()
+        sum_tree.cache_clear()
     assert "installed numba cannot be imported" in caplog.text
     monkeypatch.undo()
     assert torch.equal(drawn, filled(TWO_LEVELS).sample(100, generator(3, "draw"))[0])

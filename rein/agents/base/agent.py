@@ -6,13 +6,11 @@ Shapes: N environments, B rows.
 from __future__ import annotations
 
 import abc
-import contextlib
 import copy
 import functools
 import re
 import secrets
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 import attrs
@@ -20,8 +18,6 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein import foreign_names
-from rein.agents.base.exploration import random_choices
 from rein.agents.base.optimizers import set_learning_rate
 from rein.agents.base.options import (
     as_json,
@@ -34,18 +30,19 @@ from rein.agents.base.options import (
     refuse_unknown,
 )
 from rein.agents.base.state import check_state, has_state, load_state, public_state, save_state
-from rein.agents.base.summary import Summary
-from rein.networks.encoder import children
-from rein.networks.heads import check_mask, choices, is_continuous
-from rein.networks.normalizers import RewardNormalizer
-from rein.networks.reserved import ACTION_MASK, CRITIC_OBSERVATION, entry, mask_of
+from rein.errors import AgentMeta, explain, hints
+from rein.networks.heads import check_mask, is_continuous
+from rein.networks.observations import ACTION_MASK, CRITIC_OBSERVATION, children, entry
 from rein.ops.parallel import rank
-from rein.ops.random import checked_seed, generator, own_state, restore_own
-from rein.ops.trees import checked_device, leaves, map_tree
+from rein.ops.random import checked_seed, generator
+from rein.ops.trees import checked_device, leaves
 from rein.schedules import Schedule
 from rein.types import Group, Transition, Tree
 
-PER_ENVIRONMENT = ("carry", "first_carry", "carry_reset")  # tensors of an agent that are not parameters
+if TYPE_CHECKING:
+    from rein.agents.base.policies import AgentPolicy
+    from rein.agents.base.summary import Summary
+
 BATCH_SIZE = 64  # of agents with a replay and without the option `batch_size`
 
 
@@ -67,8 +64,8 @@ class _HasOptions:
             return super().__new__(cls)
 
 
-@foreign_names.explain(foreign_names.AGENT_METHODS)
-class Agent(_HasOptions, abc.ABC):
+@explain("AGENT_METHODS")
+class Agent(_HasOptions, metaclass=AgentMeta):
     """Base class of agents. Subclasses declare options and implement `build`, `act` and `update`.
 
     - `build(generator)` creates networks, optimizers and memory and assigns them to attributes. It runs when the agent
@@ -103,7 +100,6 @@ class Agent(_HasOptions, abc.ABC):
 
     has_critic: ClassVar[bool] = True  # False if action values select the actions
     reports: ClassVar[tuple[str, ...]] = ()  # metrics of `update` that exist before it is first called, as NaN
-    stacked: ClassVar[Any] = None  # class that computes agents of exactly this class together, in a `Population`
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -126,13 +122,13 @@ class Agent(_HasOptions, abc.ABC):
             )
         for name in ("observation_space", "action_space"):
             if not isinstance(space := getattr(self, name), spaces.Space):
-                raise TypeError(f"{type(self).__name__}({name}={space!r}): {_instead_of(space)}")
+                raise TypeError(f"{type(self).__name__}({name}={space!r}): {hints().instead_of(space)}")
             children(space)  # raises for a space whose values cannot be tensors
         given: tuple[Any, Any] = (self.observation_space, self.action_space)
         try:
             self.check_spaces(*given)
         except ValueError as error:
-            raise ValueError(f"{type(self).__name__}: {error}; use {_agents_for(*given)}") from None
+            raise ValueError(f"{type(self).__name__}: {error}; use {hints().agents_for(*given)}") from None
         if (mask := entry(self.observation_space, ACTION_MASK)) is not None:
             check_mask(mask, self.action_space)  # type: ignore[arg-type]  # a space, see above
         if not self.has_critic and entry(self.observation_space, CRITIC_OBSERVATION) is not None:
@@ -306,6 +302,8 @@ class Agent(_HasOptions, abc.ABC):
                 epsilon = in_unit_interval(epsilon)
             except ValueError as error:
                 raise ValueError(f"{called}: {error}") from None
+        from rein.agents.base.policies import AgentPolicy
+
         return AgentPolicy(self, not deterministic, device, epsilon)
 
     def reseed(self, seed: int) -> None:
@@ -327,6 +325,8 @@ class Agent(_HasOptions, abc.ABC):
 
     def summary(self) -> Summary:
         """Return a table of all parameters with their layers, shapes and counts. Print it to see the table."""
+        from rein.agents.base.summary import Summary
+
         return Summary(self)
 
     @property
@@ -384,200 +384,6 @@ def _in_training_mode(update: Callable[..., Any]) -> Callable[..., Any]:
                 vars(part)["training"] = False
 
     return learn
-
-
-def _instead_of(value: Any) -> str:
-    """Return what to pass instead of an object that is neither an environment nor a space."""
-    if isinstance(value, str) and value.endswith("Policy"):
-        return "rein needs no policy name; give an environment first, and options such as hidden= by keyword"
-    if isinstance(value, str) or hasattr(value, "unwrapped"):
-        return "give an environment that rein.make(id_or_factory, num_envs) returns"
-    return "give an environment, or the observation space and the action space of one environment"
-
-
-def _agents_for(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> str:
-    """Return the names of the agents of rein that support these spaces."""
-    package: Any = sys.modules["rein.agents"]  # imports its agents when they are read
-    names = []
-    for name in package.__all__:
-        kind = getattr(package, name)
-        if isinstance(kind, type) and issubclass(kind, Agent) and not kind.__module__.startswith("rein.agents.base."):
-            with contextlib.suppress(ValueError):
-                kind.check_spaces(observation_space, action_space)
-                names.append(name)
-    return " or ".join([", ".join(names[:-1]), *names[-1:]])
-
-
-@foreign_names.explain(foreign_names.POLICY_METHODS)
-class AgentPolicy:
-    """Greedy or exploring policy of an agent.
-
-    The policy uses the current networks and statistics of the agent. Acting does not change the agent, since the policy
-    has its own generator and carry.
-    """
-
-    def __init__(
-        self, agent: Agent, explore: bool, device: torch.device | str | None = None, epsilon: float | None = None
-    ) -> None:
-        """Create a policy. `explore` is passed to `agent.act`."""
-        self.device = agent.device if device is None else checked_device(device)
-        self.observation_space, self.action_space = agent.observation_space, agent.action_space
-        self._agent = self._source = agent
-        if self.device != agent.device:
-            self._agent = _builder(agent, self.device)()
-        self._explore, self._epsilon = explore, epsilon
-        self._version = -1  # number of updates of the copied parameters
-        greedy = not explore and epsilon is None
-        self._generator = None if greedy else generator(agent._root_seed, "policy", device=self.device)
-        self.carry: Tensor | None = None  # (N, C) memory of a recurrent agent
-
-    def __repr__(self) -> str:
-        epsilon = "" if self._epsilon is None else f", epsilon={self._epsilon}"
-        return f"AgentPolicy({self._agent!r}, explore={self._explore}{epsilon})"
-
-    @torch.no_grad()
-    def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tensor]]:
-        """Return an action (N, ...) for an observation (N, ...)."""
-        agent = self._current()
-        saved = agent.generator, agent.carry
-        rows = len(next(leaf for _, leaf in leaves(observation)))
-        carry = self.carry if self.carry is not None and len(self.carry) == rows else None
-        agent.generator, agent.carry = self._generator or agent.generator, carry
-        try:
-            action, _ = agent._sampled(agent.act(observation, self._explore), self._explore)
-            return action if self._epsilon is None else self._mixed(action, observation, self._epsilon), {}
-        finally:
-            self.carry = agent.carry
-            agent.generator, agent.carry = saved
-
-    def _mixed(self, action: Tensor, observation: Tree, epsilon: float) -> Tensor:
-        """Return actions (N, ...), each replaced by a random valid one with probability `epsilon`."""
-        space, drawn = self._agent.action_space, self._generator
-        assert drawn is not None
-        if (mask_NL := mask_of(observation)) is None:
-            mask_NL = torch.ones((len(action), sum(choices(space)[0])), dtype=torch.bool, device=self.device)
-        random = random_choices(space, mask_NL, drawn).to(action.dtype)
-        u_N = torch.rand(len(action), generator=drawn, dtype=torch.float32, device=self.device)
-        return torch.where((u_N < epsilon).view(-1, *[1] * (action.ndim - 1)), random, action)
-
-    def _current(self) -> Agent:
-        """Return the agent that acts, with the current parameters."""
-        agent, source = self._agent, self._source
-        if agent is not source and source.updates != self._version:
-            load_parameters(agent, parameters_of(source))
-            agent.env_steps, agent.updates = source.env_steps, source.updates
-            self._version = source.updates
-        return agent
-
-    def frozen_agent(self) -> Agent:
-        """Return a copy of the agent on the CPU that can act, without its data and learners.
-
-        Raises ValueError unless the policy is greedy.
-        """
-        if self._generator is not None:
-            raise ValueError(
-                f"{self!r}: only greedy policies can be exported; use agent.policy(), which does not explore"
-            )
-        on_cpu = self.device.type == "cpu"
-        return snapshot((self if on_cpu else AgentPolicy(self._source, False, "cpu"))._current())
-
-    def reset(self, mask: Tensor | None = None) -> None:
-        """Start new episodes in the environments of `mask` (N,), or in all environments."""
-        if self.carry is not None:
-            self.carry = None if mask is None else self.carry.masked_fill(mask.unsqueeze(1), 0.0)
-
-    def builder(self, device: torch.device) -> Callable[[], AgentPolicy]:
-        """Return a function that builds this policy on a device with its own agent, for another process."""
-        return functools.partial(_built_policy, _builder(self._source, device), self._explore, self._epsilon)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return a copy of the parameters and counters of the agent on the CPU. `load_snapshot` loads it."""
-        source = self._source
-        found = map_tree(lambda x: x.detach().to("cpu", copy=True), parameters_of(source))
-        return {"parameters": found, "env_steps": source.env_steps, "updates": source.updates}
-
-    def load_snapshot(self, snapshot: Mapping[str, Any]) -> None:
-        """Act with the parameters and counters of a `snapshot` of the same policy."""
-        load_parameters(self._agent, snapshot["parameters"])
-        self._agent.env_steps, self._agent.updates = snapshot["env_steps"], snapshot["updates"]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the generator and the carry. Networks are part of the agent's state."""
-        return {"generator": own_state(self._generator), "carry": self.carry}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that `state_dict` returned.
-
-        Raises ValueError if one of the policies is greedy and the other one explores.
-        """
-        restore_own(self._generator, state["generator"])
-        self.carry = None if state["carry"] is None else state["carry"].to(self.device, copy=True)
-
-
-def _builder(agent: Agent, device: torch.device) -> Callable[[], Agent]:
-    """Return a function that builds an agent with the same options on a device."""
-    options: dict[str, Any] = {name: getattr(agent, name) for name in options_of(type(agent))} | {"device": device}
-    return functools.partial(type(agent), agent.observation_space, agent.action_space, **options)
-
-
-def _built_policy(build: Callable[[], Agent], explore: bool, epsilon: float | None) -> AgentPolicy:
-    return AgentPolicy(build(), explore, epsilon=epsilon)
-
-
-def snapshot(agent: Any, shared: Iterable[Any] = ()) -> Any:
-    """Return a copy of an agent that can act, without its data and learners. `shared` objects are not copied."""
-    parts = [getattr(agent, name, None) for name in ("replay", "rollout", "_graph")]
-    memo: dict[int, Any] = {id(part): None for part in (*parts, *agent.learners.values()) if part is not None}
-    memo |= {id(agent.learners): {}, **{id(part): part for part in shared if part is not None}}
-    for value in vars(agent).values():
-        if isinstance(value, torch.Generator):
-            memo[id(value)] = value.clone_state()
-    return copy.deepcopy(agent, memo)
-
-
-def parameters_of(agent: Agent) -> dict[str, list[Tensor]]:
-    """Return the parameters and buffers of each module of an agent, and its other tensors for acting, by attribute."""
-    found = {}
-    for name, value in vars(agent).items():
-        if name.startswith("_"):
-            continue
-        if isinstance(value, nn.Module):
-            found[name] = [tensor.data for tensor in (*value.parameters(), *value.buffers())]
-        elif isinstance(value, Tensor) and name not in PER_ENVIRONMENT:
-            found[name] = [value]
-    return found
-
-
-def load_parameters(agent: Agent, parameters: Mapping[str, list[Tensor]]) -> None:
-    """Copy the result of `parameters_of`, for an agent with the same options, into this agent."""
-    mine = parameters_of(agent)
-    for name, tensors in parameters.items():
-        if name not in mine:  # a tensor that the agent created later
-            vars(agent)[name] = tensors[0].to(agent.device, copy=True)
-            continue
-        for copied, current in zip(mine[name], tensors, strict=True):
-            copied.copy_(current)
-
-
-@torch.no_grad()
-def copy_learned(source: Agent, target: Agent) -> None:
-    """Copy networks, tables, optimizers and normalizers to an agent with the same options of networks, in place.
-
-    The target keeps its counts, its random streams, and all data of its own environments.
-    """
-    given, kept = parameters_of(source), parameters_of(target)
-    shapes = [{name: [x.shape for x in tensors] for name, tensors in each.items()} for each in (given, kept)]
-    if shapes[0] != shapes[1]:
-        raise ValueError("the networks of the two agents have different shapes, so one cannot be copied to the other")
-    load_parameters(target, given)
-    mine, theirs = vars(target), vars(source)
-    pairs: list[tuple[Any, Any]] = [(target.learners[name], learner) for name, learner in source.learners.items()]
-    pairs += [(mine[name], value) for name, value in theirs.items() if hasattr(value, "param_groups")]
-    for copied, current in pairs:
-        load_state(copied, save_state(current), torch.device(target.device))  # copies the tensors
-    if isinstance(normalizer := theirs.get("reward_normalizer"), RewardNormalizer):
-        running = mine["reward_normalizer"].state_dict()["running_return"]
-        mine["reward_normalizer"].load_state_dict({**normalizer.state_dict(), "running_return": running})
 
 
 def share_parameters(before: nn.Module, after: nn.Module) -> None:

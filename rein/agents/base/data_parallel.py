@@ -20,7 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rein.agents.base.optimizers import describe_optimizer
 from rein.ops.parallel import gather_from_processes, processes, rank, sum_over_processes
+from rein.ops.trees import leaves
+
+CHECK_EVERY = 100  # steps from one comparison of the processes to the next
 
 
 class Group(NamedTuple):
@@ -84,6 +88,51 @@ def average(
     shaped = iter([mean.view_as(part) for mean, part in zip(means, parts, strict=True)])
     averaged = [None if gradient is None else next(shaped) for gradient in gradients]
     return averaged, {**metrics, **dict(zip(scalars, shaped, strict=True))}
+
+
+class LearnerGroup:
+    """The learners of all processes at the same place of their agents, seen from that of this process."""
+
+    def __init__(self, learner: Any) -> None:
+        self.learner = learner
+        self._until_check = 0  # steps until the next comparison of the processes
+
+    def average(
+        self, gradients: list[Tensor | None], metrics: dict[str, Tensor], batch: Any
+    ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
+        """Average over processes. Raises ValueError if decisions differ, or, every 100 steps, networks or options."""
+        learner = self.learner
+        self._check_size()
+        if learner.decisions is not None:
+            check_equal(learner.decisions, learner.device)
+        if not self._until_check:
+            state = (leaf for _, leaf in leaves(learner.state_dict()) if isinstance(leaf, Tensor))
+            check_same([*learner.parameters, *state], self._shared_options())
+            self._until_check = CHECK_EVERY
+        self._until_check -= 1
+        return average(gradients, metrics, batch.shape.numel() if batch.valid is None else batch.valid.sum())
+
+    def compare(self, options: Mapping[str, Any]) -> None:
+        """Raise ValueError if the options of an agent differ between the processes."""
+        self._check_size()
+        check_equal(options, self.learner.device)
+
+    def _check_size(self) -> None:
+        if processes() != self.learner.processes:
+            raise RuntimeError(
+                f"the agent was built in a group of {self.learner.processes} processes and learns in a group of "
+                f"{processes()}: build and train it within the same `with process_group():`"
+            )
+
+    def _shared_options(self) -> dict[str, Any]:
+        """Return the settings of the optimizer that must be equal in all processes, as JSON."""
+        learner = self.learner
+        return {
+            "optimizer": describe_optimizer(learner.optimizer),
+            "learning_rate": [float(group["lr"]) for group in learner.optimizer.param_groups if "lr" in group],
+            "max_grad_norm": learner.max_grad_norm,
+            "frozen parameters": [i for i, p in enumerate(learner.parameters) if not p.requires_grad],
+        }
 
 
 def check_equal(options: Mapping[str, Any], device: torch.device) -> None:

@@ -10,16 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.closed_form import critic_gradient, deterministic_actor_gradient, has_closed_form
 from rein.agents.base.exploration import ActionNoise, GaussianNoise, as_noise
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import critic_loss
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import ContinuousActions, ReplayAgent
-from rein.networks.actor_critic import Actor, DeterministicNetworks
-from rein.networks.custom_networks import NetworkFactory
-from rein.networks.reserved import Features
-from rein.ops.backend import without_gradient
+from rein.networks.encoder import NetworkFactory
+from rein.networks.observations import Features
+from rein.networks.off_policy import Actor, DeterministicNetworks
 from rein.ops.values import td_target
 from rein.replay.replay import Sample
 from rein.schedules import Schedule
@@ -62,10 +60,8 @@ class DeterministicAgent(ContinuousActions, ReplayAgent):
             "critics", "hidden", "activation", "normalize_observation", "scale_images", "encoder", "actor", "critic"
         )
         networks = DeterministicNetworks(self.observation_space, self.action_space, generator, **shape)
-        closed = has_closed_form(networks.critics)
-        self._critics = self.add_learner("critics", networks.critics, critic_loss, critic_gradient if closed else None)
-        actor_gradient = deterministic_actor_gradient if closed else None
-        self._actor = self.add_learner("actor", networks.actor, deterministic_actor_loss, actor_gradient)
+        self._critics = self.add_learner("critics", networks.critics, critic_loss)
+        self._actor = self.add_learner("actor", networks.actor, deterministic_actor_loss)
         self.follow(networks.target_critics, networks.critics)
         self.follow(networks.target_actor, networks.actor)
         self.exploration = self.noise.amount  # type: ignore[union-attr]
@@ -105,7 +101,7 @@ class DeterministicAgent(ContinuousActions, ReplayAgent):
             metrics["noise"] = torch.tensor(self.exploration(**self.counts), dtype=torch.float32, device=self.device)
         return metrics, error_B
 
-    @without_gradient
+    @torch.no_grad()
     def _target(self, sample: Sample, next_features: Features) -> Tensor:
         networks, spread, clip = self.networks, self.target_noise, self.target_noise_clip
         action_BA = networks.target_actor.action(next_features)

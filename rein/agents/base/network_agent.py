@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import nn
 
+from rein.accelerators import find
 from rein.agents.base.agent import Agent
-from rein.agents.base.learner import Gradient, Learner, Loss
+from rein.agents.base.learner import Learner, Loss
 from rein.agents.base.optimizers import (
     Adam,
     Guard,
@@ -131,20 +132,17 @@ class NetworkAgent(Agent):
                     "which define all layers; remove it"
                 )
 
-    def add_learner(self, name: str, networks: nn.Module, loss: Loss, gradient: Gradient | None = None) -> Learner:
-        """Create the learner that trains `networks` on `loss`, optionally with a closed-form `gradient`."""
+    def add_learner(self, name: str, networks: nn.Module, loss: Loss) -> Learner:
+        """Create the learner that trains `networks` on `loss`."""
         factory = self.optimizer.get(name) if isinstance(self.optimizer, Mapping) else self.optimizer
-        learner = Learner(
+        learner = (find("learner", self) or Learner)(
             networks,
             loss,
             factory or self.default_optimizer,
             max_grad_norm=self.max_grad_norm,
             guard=self.guard,
             micro_batch=self.micro_batch,
-            threads=self.threads,
-            compile=self.compile,
             precision=self.precision,
-            closed_form=gradient,
         )
         self.learners[name] = learner
         return learner
@@ -157,7 +155,7 @@ class NetworkAgent(Agent):
     def set_learning_rates(self) -> None:
         """Set the learning rate of every optimizer to its current value."""
         for name, learner in self.learners.items():
-            rate: Any = getattr(self, f"{name}_learning_rate", None)
+            rate: Any = vars(self).get(f"{name}_learning_rate")
             rate = self.learning_rate if rate is None else rate
             set_learning_rate(learner.optimizer, rate(**self.counts))
 

@@ -11,19 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rein.accelerators import find
 from rein.agents.base.agent import cast_action
-from rein.agents.base.closed_form import has_closed_form, policy_gradient
 from rein.agents.base.learner import Batch
-from rein.agents.base.losses import METRICS, Coefficients, policy_loss
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import default_optimizer
 from rein.agents.base.options import finite, flag, not_negative, option
+from rein.agents.base.policy_loss import METRICS, Coefficients, policy_loss
 from rein.networks.actor_critic import ActorCritic, CoreFactory
-from rein.networks.custom_networks import CustomActorCritic, NetworkFactory
+from rein.networks.encoder import NetworkFactory
 from rein.networks.heads import ContinuousHead
 from rein.networks.normalizers import RewardNormalizer
-from rein.networks.reserved import inputs_of
-from rein.ops.backend import graph
+from rein.networks.observations import inputs_of
 from rein.ops.distributions import Distribution
 from rein.ops.trees import map_tree
 from rein.replay.rollout import Rollout
@@ -86,15 +85,17 @@ class OnPolicyAgent(NetworkAgent):
 
     def build(self, generator: torch.Generator) -> None:
         """Build the actor-critic, its learner and the rollout."""
-        kind, names = ActorCritic, NETWORK_OPTIONS
+        kind: Any = ActorCritic
+        names: Sequence[str] = NETWORK_OPTIONS
         if self.network is not None:
+            from rein.networks.custom_networks import CustomActorCritic
+
             kind, names = CustomActorCritic, ("network", *HEAD_OPTIONS)
         self.networks = kind(self.observation_space, self.action_space, generator, **self.options(*names))
         if isinstance(self.networks.policy_head, ContinuousHead):
             self.reports = (*type(self).reports, "log_std")  # type: ignore[misc]
-        gradient = policy_gradient if has_closed_form(self.networks) else None
-        self._learner = self.add_learner("networks", self.networks, policy_loss, gradient)
-        self._graph = graph(self.networks.step, self.device) if self.compile else None  # type: ignore[arg-type]
+        self._learner = self.add_learner("networks", self.networks, policy_loss)
+        self._graph = find("graph", self.networks.step, self.device) if self.compile else None  # type: ignore[arg-type]
         self.rollout = Rollout(self.rollout_steps)
         self.reward_normalizer = RewardNormalizer(self.gamma) if self.normalize_reward else None
         self.first_carry: Tensor | None = None  # (N, C) before the first step of the rollout

@@ -26,7 +26,7 @@ from typing import Any
 
 import attrs
 
-from rein import foreign_names
+from rein import errors
 from rein.schedules import as_schedule
 
 Check = Callable[[Any], Any]
@@ -254,7 +254,7 @@ def options_of(cls: type) -> dict[str, attrs.Attribute[Any]]:
 def refuse_unknown(cls: type, given: Iterable[str]) -> None:
     """Raise TypeError for unknown options. The message translates option names of other libraries."""
     known = options_of(cls).keys()
-    foreign_names.refuse_unknown(cls.__name__, {*given} - {*known, "env", "action_space"}, known)
+    errors.refuse_unknown(cls.__name__, {*given} - {*known, "env", "action_space"}, known)
 
 
 def as_json(value: Any) -> Any:

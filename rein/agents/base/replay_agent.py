@@ -13,15 +13,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rein.accelerators import find
 from rein.agents.base.agent import cast_action
 from rein.agents.base.exploration import Plateau, random_action
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.options import above_zero, at_least_one, in_unit_interval, not_below_zero, one_of, option
 from rein.networks.heads import check_bounded, count_actions
-from rein.ops.backend import largest_matrix
 from rein.ops.parallel import processes
 from rein.ops.values import polyak_
-from rein.replay.prioritized import PrioritizedReplay
 from rein.replay.replay import Replay
 from rein.schedules import Schedule
 from rein.types import Transition, Tree
@@ -92,7 +91,6 @@ class ReplayAgent(NetworkAgent):
         self.replay = self.build_replay()
         self._followed: list[tuple[list[Tensor], list[Tensor]]] = []
         self.networks: Any = self.build_networks(generator)
-        self.largest_matrix = largest_matrix(self.networks)
         self.episode_returns = EpisodeReturns() if isinstance(self.exploration, Plateau) else None
         self.steps_since_update = 0  # env steps, or episodes
         self.updates_owed = 0.0
@@ -102,6 +100,8 @@ class ReplayAgent(NetworkAgent):
         settings: dict[str, Any] = {"storage": self.storage, "device": self.device}
         if not self.prioritized:
             return Replay(self.capacity, **settings)
+        from rein.replay.prioritized import PrioritizedReplay
+
         settings |= {"alpha": self.priority_alpha, "normalize": self.priority_normalize}
         return PrioritizedReplay(self.capacity, **settings)
 
@@ -189,15 +189,16 @@ class ReplayAgent(NetworkAgent):
         self.compare_processes(num_envs=self.replay.num_envs)
         metrics: dict[str, Tensor] = {}
         self.set_learning_rates()
+        update = find("update", self) or self.update
         for last in range(updates - 1, -1, -1):
-            metrics = self.update(self.sample(), report=not last)
+            metrics = update(self.sample(), report=not last)
         return metrics
 
     def update(self, batch: Any, report: bool = True) -> dict[str, Tensor]:
         """Make one update with a batch from `sample`. Also updates the target networks if an update is due."""
         sample, weight_B = batch
         metrics, error_B = self.update_from(sample, weight_B, report)
-        if isinstance(self.replay, PrioritizedReplay):
+        if hasattr(self.replay, "weights"):  # it is prioritized
             self.replay.update(sample.row, error_B)
         self.updates += 1
         if self.updates % self.target_frequency == 0:
@@ -208,7 +209,7 @@ class ReplayAgent(NetworkAgent):
     def sample(self) -> tuple[Any, Tensor | None]:
         """Sample a batch. Returns it with its importance weights (B,), which are None without `prioritized`."""
         sample = self.replay.sample(self.batch_size, self.generator, n_step=self.n_step, gamma=self.gamma)
-        if not isinstance(self.replay, PrioritizedReplay):
+        if not hasattr(self.replay, "weights"):
             return sample, None
         beta = self.priority_beta(**self.counts)  # type: ignore[operator]
         return sample, self.replay.weights(sample.probability, beta)  # type: ignore[arg-type]
@@ -230,7 +231,7 @@ class ReplayAgent(NetworkAgent):
             raise ValueError(
                 f"the learners differ: {', '.join(state['learners'])} in the state, {', '.join(self.learners)} here"
             )
-        prioritized = isinstance(self.replay, PrioritizedReplay)
+        prioritized = hasattr(self.replay, "weights")
         if state["replay"]["filled"] and ("priorities" in state["replay"]) != prioritized:
             raise ValueError(f"prioritized is {not prioritized} in the state, but {prioritized} here")
 

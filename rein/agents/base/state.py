@@ -24,6 +24,8 @@ from rein.types import NAMED_TUPLES
 
 Plain = int | float | str | bool | None
 
+PER_ENVIRONMENT = ("carry", "first_carry", "carry_reset")  # tensors of an agent that are not parameters
+
 
 def has_state(value: Any) -> bool:
     """Return whether a value is an object (not a class) with `state_dict` and `load_state_dict`."""

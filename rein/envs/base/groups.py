@@ -6,7 +6,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from rein.networks.reserved import CRITIC_OBSERVATION
+from rein.networks.observations import CRITIC_OBSERVATION
 from rein.types import Tree
 
 OBSERVATION = "observation"

@@ -15,9 +15,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.errors import EnvironmentContractError
-from rein.networks.encoder import children
 from rein.networks.heads import choices, is_continuous
-from rein.networks.reserved import ACTION_MASK, entry
+from rein.networks.observations import ACTION_MASK, children, entry
 from rein.types import Tree
 
 MASK_HINT = (

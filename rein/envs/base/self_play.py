@@ -18,7 +18,7 @@ from rein.envs.base.spaces import representation
 from rein.envs.base.steps import CLOSED, check_begun, check_open, ends_episodes
 from rein.envs.pettingzoo_game import PettingZooGame
 from rein.errors import EnvironmentContractError
-from rein.networks.reserved import mask_of
+from rein.networks.observations import mask_of
 from rein.ops.random import integers, uniform
 from rein.ops.trees import checked_device, map_tree
 from rein.types import TimeStep, Tree

@@ -16,15 +16,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.accelerators import find
 from rein.envs.base.contract import check_action, check_rows_of, checked_num_envs, restored
 from rein.envs.base.drawing import Frame
 from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.spaces import dtypes_of, representation
 from rein.envs.base.steps import CLOSED, check_begun, check_open
-from rein.errors import EnvironmentContractError
-from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, check_keywords, explain
-from rein.networks.encoder import children
-from rein.ops.backend import compiled_for
+from rein.errors import EnvironmentContractError, check_keywords, explain
+from rein.networks.observations import children
 from rein.ops.random import uniform
 from rein.ops.trees import checked_device, map_tree
 from rein.types import TimeStep, Tree
@@ -33,7 +32,7 @@ Dynamics = Callable[[Tensor, Tree], tuple[Tensor, Tensor, Tensor]]
 Observe = Callable[[Tensor], Tensor]
 
 
-@explain(ENVIRONMENT_ATTRIBUTES)
+@explain("ENVIRONMENT_ATTRIBUTES")
 class SimulatedEnvironment(ABC):
     """Base class of N environments that are simulated with batched tensor operations.
 
@@ -285,7 +284,7 @@ class SimulatedEnvironment(ABC):
             inputs = (*inputs, mask_N)
         if len(inputs) not in self._masked:
             masked = functools.partial(_masked, self.dynamics, self.observe, self._limit)
-            self._masked[len(inputs)] = compiled_for(masked, inputs) if self.compile else masked
+            self._masked[len(inputs)] = (find("step", masked, inputs) if self.compile else None) or masked
         self._state_SN, self._steps_N, place_N, *seen = self._masked[len(inputs)](*inputs)
         self._seeds.go_to(place_N)
         return _time_step(mask_N, *(x.view(torch.bool) if x.dtype is torch.uint8 else x for x in seen))

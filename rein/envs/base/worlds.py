@@ -18,7 +18,7 @@ from rein.envs.base.drawing import Frame
 from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.simulation import SimulatedEnvironment, transposed
 from rein.envs.base.spaces import representation
-from rein.foreign_names import check_keywords
+from rein.errors import check_keywords
 from rein.ops.random import uniform
 from rein.ops.trees import map_tree
 from rein.types import Group, TimeStep, Tree

@@ -48,9 +48,8 @@ from rein.envs.base.steps import (
 )
 from rein.envs.gymnasium.history import ActionHistory, put_actions, zeros
 from rein.envs.gymnasium.masks import warn_of_mask, with_mask
-from rein.errors import EnvironmentContractError
-from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, OPTIONS, explain
-from rein.networks.reserved import ACTION_MASK, entry
+from rein.errors import EnvironmentContractError, explain, hints
+from rein.networks.observations import ACTION_MASK, entry
 from rein.ops.trees import leaves, map_tree
 from rein.types import TimeStep, Tree
 
@@ -111,7 +110,7 @@ def _check_made(source: Source, made: Any) -> None:
 def _explain_keyword(source: Source, make_kwargs: Mapping[str, Any], error: TypeError) -> None:
     """Raise TypeError with rein's name of an option if the environment refused the name of another library."""
     for name in make_kwargs:
-        ours = next(iter(OPTIONS.get(name, ())), "")
+        ours = next(iter(hints().OPTIONS.get(name, ())), "")
         if ours in ("num_envs", "seed", "action_mask") and f"'{name}'" in str(error):
             raise TypeError(f"{name_of(source)}: there is no option {name}; use {ours}") from error
 
@@ -170,7 +169,7 @@ def _hint(source: str, error: Exception) -> str:
 logger = logging.getLogger(__name__)
 
 
-@explain(ENVIRONMENT_ATTRIBUTES)
+@explain("ENVIRONMENT_ATTRIBUTES")
 class GymnasiumEnvironment:
     """N environments of `gymnasium.make(id_or_factory, **make_kwargs)`, or of a function that returns an environment.
 

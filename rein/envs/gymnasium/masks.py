@@ -17,9 +17,8 @@ from gymnasium import spaces
 from rein.envs.base.masks import refuse_mask, wrong_values
 from rein.envs.base.spaces import Codec
 from rein.errors import EnvironmentContractError
-from rein.networks.encoder import children
 from rein.networks.heads import choices, is_continuous
-from rein.networks.reserved import ACTION_MASK, entry
+from rein.networks.observations import ACTION_MASK, children, entry
 from rein.types import Tree
 
 logger = logging.getLogger(__name__)

@@ -41,10 +41,8 @@ from rein.envs.base.steps import (
 from rein.envs.gymnasium.adapter import as_json, make, name_of
 from rein.envs.gymnasium.async_vector_env import Workers, closed_on_error, starting
 from rein.envs.gymnasium.masks import BatchedMasks, check_has_mask, folded, folded_space, missing_masks, warn_of_mask
-from rein.errors import EnvironmentContractError
-from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, explain
-from rein.networks.encoder import children
-from rein.networks.reserved import ACTION_MASK, entry
+from rein.errors import EnvironmentContractError, explain
+from rein.networks.observations import ACTION_MASK, children, entry
 from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree
 
@@ -253,7 +251,7 @@ logger = logging.getLogger(__name__)
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
 
 
-@explain(ENVIRONMENT_ATTRIBUTES)
+@explain("ENVIRONMENT_ATTRIBUTES")
 class GymnasiumVectorEnvironment:
     """N environments of a `gymnasium.vector.VectorEnv`, or of `gymnasium.make_vec(id, num_envs, **make_kwargs)`.
 

@@ -57,9 +57,8 @@ from rein.envs.gymnasium.worker import (
     wait_for_processes,
     wait_for_threads,
 )
-from rein.errors import EnvironmentContractError, WorkerDied, WorkerError, WorkerTimeout, text_of
-from rein.foreign_names import ENVIRONMENT_ATTRIBUTES, explain
-from rein.networks.reserved import ACTION_MASK
+from rein.errors import EnvironmentContractError, WorkerDied, WorkerError, WorkerTimeout, explain, text_of
+from rein.networks.observations import ACTION_MASK
 from rein.ops.trees import leaves, map_tree
 from rein.types import TimeStep, Tree
 
@@ -91,7 +90,7 @@ class _Part(NamedTuple):
         return slice(None) if isinstance(self.rows, range) else np.array(self.rows, np.int64)
 
 
-@explain(ENVIRONMENT_ATTRIBUTES)
+@explain("ENVIRONMENT_ATTRIBUTES")
 class GymnasiumWorkers:
     """N environments of `GymnasiumEnvironment` in K worker processes or threads, with the same episodes bit for bit.
 

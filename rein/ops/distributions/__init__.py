@@ -20,16 +20,18 @@ Shapes: N rows (further dimensions may precede), A actions or dimensions of an a
 
 from __future__ import annotations
 
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from rein.ops.distributions.continuous import BallNormal, Normal, SquashedNormal
 from rein.ops.distributions.discrete import Categorical, MultiDiscrete
-from rein.ops.distributions.product import Product, Tree
 
-__all__ = ["BallNormal", "Categorical", "Distribution", "MultiDiscrete", "Normal", "Product", "SquashedNormal"]
+__all__ = ["BallNormal", "Categorical", "Distribution", "MultiDiscrete", "Normal", "SquashedNormal"]
+
+
+Tree = Any  # a Tensor, or a dictionary of trees
 
 
 class Distribution(Protocol):

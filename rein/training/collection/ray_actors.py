@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rein.agents.base.agent import load_parameters, parameters_of
 from rein.agents.base.collection_policy import CollectionPolicy
 from rein.agents.base.options import options_of
+from rein.agents.base.policies import load_parameters, parameters_of
 from rein.envs.base.contract import checked_count
 from rein.episodes.step import Collected
 from rein.errors import WorkerDied

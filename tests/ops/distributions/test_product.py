@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rein.ops.distributions import BallNormal, Categorical, MultiDiscrete, Normal, Product, SquashedNormal
+from rein.ops.distributions import BallNormal, Categorical, MultiDiscrete, Normal, SquashedNormal
+from rein.ops.distributions.product import Product
 from rein.ops.random import generator
 from rein.ops.trees import leaves, map_tree
 

@@ -13,11 +13,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from rein.agents.base.closed_form import has_closed_form
-from rein.agents.base.stacked.base import StackedAgents
-from rein.agents.base.stacked.parameters import StackedLearner, StackedModules, can_stack
-from rein.agents.base.stacked.separate import joined
-from rein.agents.base.stacked.value_gradients import (
+from rein.accelerate.closed_form import has_closed_form
+from rein.accelerate.compiled import captured
+from rein.accelerate.products import fast_products, largest_matrix
+from rein.accelerate.stacked.base import StackedAgents
+from rein.accelerate.stacked.parameters import StackedLearner, StackedModules, can_stack
+from rein.accelerate.stacked.value_gradients import (
     Metrics,
     StackedMLPs,
     critic_gradient,
@@ -26,7 +27,11 @@ from rein.agents.base.stacked.value_gradients import (
     soft_actor_gradient,
     td_gradient,
 )
-from rein.ops.backend import captured, fast_products
+from rein.agents.base.separate import joined
+from rein.agents.ddpg import DDPG
+from rein.agents.dqn import DQN
+from rein.agents.sac import SAC
+from rein.agents.td3 import TD3
 from rein.ops.values import td_target
 from rein.types import Tree
 
@@ -72,6 +77,7 @@ class StackedReplayAgents(StackedAgents):
             if learner in self.first.learners
         }
         self.mlps = {name: StackedMLPs(part) for name, part in self.modules.items() if name != "temperature"}
+        self.largest_matrix = largest_matrix(self.first.networks)
         self.tau = self.column([agent.tau for agent in self.agents])
         self._act, self._step = captured(self.outputs, self.device), captured(self._learned, self.device)
 
@@ -139,7 +145,7 @@ class StackedReplayAgents(StackedAgents):
         updates, frequency = self.first.updates + 1, getattr(self.first, "actor_frequency", 1)
         due = updates % frequency == 0, updates % self.first.target_frequency == 0
         batch = self.stacked(samples, weights)
-        with fast_products(batch.reward.shape[1] * self.first.largest_matrix):
+        with fast_products(batch.reward.shape[1] * self.largest_matrix):
             metrics, error_SB = self._step(batch, report, *due)
         if report:
             metrics |= self.amounts()
@@ -376,3 +382,11 @@ class StackedDQN(StackedReplayAgents):
     def amounts(self) -> Metrics:
         """Return the probabilities of random actions, or the temperatures of their softmax."""
         return {"epsilon" if self.first.temperature is None else "temperature": self.exploration()}
+
+
+ENGINES: dict[type, Any] = {
+    DQN: StackedDQN,
+    SAC: StackedSAC,
+    TD3: StackedDeterministicAgents,
+    DDPG: StackedDeterministicAgents,
+}

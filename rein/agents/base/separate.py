@@ -69,17 +69,12 @@ class SeparateAgents:
         self.agents = [self.agents[number] for number in kept]
         self._selected = None, {}, []
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what the agents share. Their own states are separate."""
-        return {}
+    def entries(self) -> list[dict[str, Any]]:
+        """Return the entries of the state of each agent that are kept here instead of in the agent."""
+        return [{} for _ in self.agents]
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that `state_dict` returned. Raises ValueError for a state of agents computed together."""
-        if state.keys() != self.state_dict().keys():
-            raise ValueError(
-                "the learners were computed together when the state was saved and are not now, or the other way "
-                "around: build the Population with the same options, and do not change REIN_PLAIN"
-            )
+    def load_entries(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Load these entries from the states of the agents."""
         self._selected = None, {}, []
 
 

@@ -75,3 +75,8 @@ def stack_backward(
 def relu_backward(g: Tensor, kept: Tensor) -> Tensor:
     """Compute the gradient of the input of a ReLU from the gradient of its output and the output."""
     return torch.ops.aten.threshold_backward(g, kept, 0)
+
+
+def fused(activation: str, x_BI: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """Return the features (K, B, H) of `stack_forward`."""
+    return stack_forward(x_BI, parameters, activation)[0]

@@ -13,16 +13,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from rein.accelerate.compiled import captured
+from rein.accelerate.products import fast_products, largest_matrix
+from rein.accelerate.stacked.base import StackedAgents
+from rein.accelerate.stacked.noise import AgentNoise
+from rein.accelerate.stacked.parameters import StackedLearner, StackedModules, can_stack
+from rein.accelerate.stacked.policy_gradient import Outputs, forward, policy_gradient
+from rein.agents.a2c import A2C
 from rein.agents.base.learner import Batch
-from rein.agents.base.losses import Coefficients, report_rows
 from rein.agents.base.on_policy import OnPolicyAgent, check_enough
-from rein.agents.base.stacked.base import StackedAgents
-from rein.agents.base.stacked.noise import AgentNoise
-from rein.agents.base.stacked.parameters import StackedLearner, StackedModules, can_stack
-from rein.agents.base.stacked.policy_gradient import Outputs, forward, policy_gradient
-from rein.agents.base.stacked.separate import joined, split
+from rein.agents.base.policy_loss import Coefficients, report_rows
+from rein.agents.base.separate import joined, split
+from rein.agents.ppo import PPO
 from rein.networks.heads import DiscreteHead
-from rein.ops.backend import captured, fast_products, largest_matrix
 from rein.ops.returns import gae
 from rein.ops.statistics import explained_variance, standardize
 from rein.ops.trees import map_tree
@@ -257,20 +260,26 @@ class StackedOnPolicyAgents(StackedAgents):
 
     def keep(self, kept: Sequence[int]) -> None:
         """Continue with these agents only."""
-        state = self.rollout.state_dict()
-        rows = state["fields"]["reward"].shape[1] // len(self.agents) if len(self.rollout) else 0
-        row_K = torch.cat([torch.arange(number * rows, (number + 1) * rows, device=self.device) for number in kept])
-        self.rollout.load_state_dict({**state, "fields": map_tree(lambda x: x[:, row_K], state["fields"])})
+        entries = self.entries()
         super().keep(kept)
+        self.load_entries([entries[number] for number in kept])
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the rollout."""
-        return {"rollout": self.rollout.state_dict()}
+    def entries(self) -> list[dict[str, Any]]:
+        """Return the rollout of each agent."""
+        state, learners = self.rollout.state_dict(), len(self.agents)
+        by_row = map_tree(lambda x: x.transpose(0, 1), state["fields"])
+        parts = split(by_row, learners) if by_row else [{}] * learners
+        fields = [map_tree(lambda x: x.transpose(0, 1), part) for part in parts]
+        return [{"rollout": {"length": state["length"], "fields": mine}} for mine in fields]
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that `state_dict` returned."""
-        super().load_state_dict(state)
-        self.rollout.load_state_dict(state["rollout"])
+    def load_entries(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Join the rollouts of the agents, which then have none themselves."""
+        super().load_entries(states)
+        rollouts = [state["rollout"] for state in states]
+        fields = map_tree(lambda *x: torch.cat(x, 1), *(each["fields"] for each in rollouts))
+        self.rollout.load_state_dict({"length": rollouts[0]["length"], "fields": fields})
+        for agent in self.agents:
+            agent.rollout = Rollout(agent.rollout_steps)
 
 
 class StackedPPO(StackedOnPolicyAgents):
@@ -319,3 +328,6 @@ class StackedA2C(StackedOnPolicyAgents):
 def _standardized(advantage_QM: Tensor, *valid_QM: Tensor) -> Tensor:
     """Return the advantages of each minibatch, standardized."""
     return torch.vmap(lambda advantage, *valid: standardize(advantage, *valid))(advantage_QM, *valid_QM)
+
+
+ENGINES: dict[type, Any] = {PPO: StackedPPO, A2C: StackedA2C}

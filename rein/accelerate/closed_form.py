@@ -1,7 +1,7 @@
 """Closed-form gradients of losses for multilayer perceptrons, which are faster than autograd.
 
-Updates of small networks spend most time on the overhead of many small operations. A `Learner` uses these functions for
-the default networks, and autograd otherwise. You can skip this module when you read the algorithms.
+Updates of small networks spend most time on the overhead of many small operations. `FastLearner` uses these functions
+for the default networks, and autograd otherwise.
 
 Shapes: K critics, M or B rows, F features of an observation, A outputs or action dimensions, H hidden features. The
 prefix `grad_` marks the gradient of the loss with respect to a value.
@@ -9,24 +9,34 @@ prefix `grad_` marks the gradient of the loss with respect to a value.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rein.accelerate.fused_layers import FUSED, Pass, relu_backward, stack_backward, stack_forward
 from rein.agents.base.learner import Batch
-from rein.agents.base.losses import Coefficients, Temperature, report_metrics
-from rein.networks.actor_critic import LOG_STD, Actor, ActorCritic, Critics, critic_features
+from rein.agents.base.losses import Temperature
+from rein.agents.base.policy_loss import Coefficients, report_metrics
+from rein.networks.actor_critic import ActorCritic
 from rein.networks.heads import ContinuousHead, DiscreteHead, ProductHead
 from rein.networks.mlp import Stack
+from rein.networks.observations import inputs_of
+from rein.networks.off_policy import LOG_STD, Actor, Critics, critic_features
 from rein.networks.q_networks import QNetwork
-from rein.networks.reserved import inputs_of
 from rein.ops.distributions import Categorical, Normal, SquashedNormal
 from rein.ops.losses import clipped_surrogate_slope, clipped_value_slope, huber
-from rein.ops.stack import FUSED, Pass, relu_backward, stack_backward, stack_forward
 
 Found = tuple[list[Tensor], dict[str, Tensor]]
+Gradient = Callable[..., Any]  # (networks, batch, coefficients, share, report=) -> Found | None
+
+
+def gradient_of(loss: Any, networks: nn.Module) -> Gradient | None:
+    """Return the closed-form gradient of a loss of rein for these networks, or None."""
+    name = f"{getattr(loss, '__module__', '')}.{getattr(loss, '__qualname__', '')}"
+    return _GRADIENTS.get(name) if isinstance(networks, Temperature) or has_closed_form(networks) else None
 
 
 def has_closed_form(networks: nn.Module) -> bool:
@@ -236,7 +246,7 @@ def critic_gradient(
 @torch.no_grad()
 def soft_actor_gradient(
     actor: Actor, batch: Batch, coefficients: Any, share: float | Tensor | None, *, report: bool
-) -> Found:
+) -> Found | None:
     """Compute the gradient of `share` times `rein.agents.sac.soft_actor_loss`.
 
     With a = tanh(mean + std * noise) and m the critic with the smallest value, B times the gradient is::
@@ -247,6 +257,8 @@ def soft_actor_gradient(
     Source: Haarnoja et al. 2018, equation 9 (reparameterization).
     """
     critics, temperature = coefficients
+    if not has_closed_form(critics):
+        return None
     top_BH, saved, output_BA = _act(actor, inputs_of(batch.features).features)
     x_BF = critic_features(None, batch.features)
     mean, raw_log_std = output_BA.chunk(2, -1)
@@ -275,7 +287,7 @@ def soft_actor_gradient(
 @torch.no_grad()
 def deterministic_actor_gradient(
     actor: Actor, batch: Batch, coefficients: Any, share: float | Tensor | None, *, report: bool
-) -> Found:
+) -> Found | None:
     """Compute the gradient of `share` times `deterministic_actor_loss`.
 
     With output u of the actor and a = tanh u::
@@ -283,6 +295,8 @@ def deterministic_actor_gradient(
         d loss / d u = -(1 - a^2) d Q_1 / d a / B
     """
     (critics,) = coefficients
+    if not has_closed_form(critics):
+        return None
     top_BH, saved, output_BA = _act(actor, inputs_of(batch.features).features)
     x_BF = critic_features(None, batch.features)
     action_BA = output_BA.tanh()
@@ -361,3 +375,13 @@ def temperature_gradient(
 ) -> Found:
     """Compute the gradient of `share` times `temperature_loss`."""
     return [(batch.log_prob.mean() + target_entropy) * (-1.0 if share is None else -share)], {}
+
+
+_GRADIENTS: dict[str, Gradient] = {  # by the name of the loss
+    "rein.agents.base.policy_loss.policy_loss": policy_gradient,
+    "rein.agents.base.losses.critic_loss": critic_gradient,
+    "rein.agents.base.losses.temperature_loss": temperature_gradient,
+    "rein.agents.base.deterministic.deterministic_actor_loss": deterministic_actor_gradient,
+    "rein.agents.sac.soft_actor_loss": soft_actor_gradient,
+    "rein.agents.dqn.td_loss": td_gradient,
+}

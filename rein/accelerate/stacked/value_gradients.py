@@ -1,6 +1,6 @@
 """Forward and backward pass of several multilayer perceptrons, and closed-form gradients of losses with action values.
 
-The equations are those of `rein.agents.base.closed_form`.
+The equations are those of `rein.accelerate.closed_form`.
 
 Shapes: S learners, K networks of a learner, B rows of a learner, F features of an observation, A action dimensions or
 Discrete actions, I inputs, H hidden features, O outputs. The prefix `grad_` marks the gradient of the loss with respect
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rein.agents.base.stacked.parameters import StackedModules
-from rein.networks.actor_critic import LOG_STD
+from rein.accelerate.fused_layers import Pass, stack_backward, stack_forward
+from rein.accelerate.stacked.parameters import StackedModules
+from rein.networks.off_policy import LOG_STD
 from rein.ops.distributions import SquashedNormal
 from rein.ops.losses import huber
-from rein.ops.stack import Pass, stack_backward, stack_forward
 
 Gradients = dict[str, Tensor]  # (S, ...) by the name of the parameter
 Metrics = dict[str, Tensor]  # (S,) each

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rein.agents.base.learner import Learner
+from rein.accelerate.fast_learner import FastLearner
 from rein.agents.base.optimizers import Adam
 from rein.errors import NonFiniteError
 from rein.ops.values import polyak_
@@ -57,7 +57,7 @@ class StackedModules:
 class StackedLearner:
     """Adam for S learners with separate learning rates and gradient clipping."""
 
-    def __init__(self, networks: StackedModules, learners: Sequence[Learner]) -> None:
+    def __init__(self, networks: StackedModules, learners: Sequence[FastLearner]) -> None:
         """Create the optimizer. The moments of the learners' optimizers become views of its moments."""
         self.networks, self.learners = networks, list(learners)
         optimizers: list[Any] = [learner.optimizer for learner in learners]
@@ -143,7 +143,7 @@ def _correction(beta: float, count: Tensor) -> Tensor:
     return -torch.expm1(count * (math.log(beta) if beta else -math.inf))
 
 
-def can_stack(learners: Sequence[Learner]) -> bool:
+def can_stack(learners: Sequence[FastLearner]) -> bool:
     """Return whether `StackedLearner` does the same as these learners."""
     if not all(learner.joins and type(learner.optimizer) is Adam for learner in learners):
         return False

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rein.agents.base.closed_form import categorical_score, normal_score
+from rein.accelerate.closed_form import categorical_score, normal_score
+from rein.accelerate.fused_layers import Pass, stack_backward, stack_forward
 from rein.networks.actor_critic import ActorCritic
 from rein.ops.distributions import Categorical, Normal, SquashedNormal
 from rein.ops.losses import clipped_surrogate_slope, clipped_value_slope
-from rein.ops.stack import Pass, stack_backward, stack_forward
 
 
 class Outputs(NamedTuple):
@@ -57,7 +57,7 @@ def forward(networks: ActorCritic, parameters: Mapping[str, Tensor], x_SMF: Tens
 def policy_gradient(
     networks: ActorCritic, parameters: Mapping[str, Tensor], batch: Mapping[str, Tensor], coefficients: Any
 ) -> tuple[dict[str, Tensor], Outputs, Tensor]:
-    """Compute `rein.agents.base.closed_form.policy_gradient` for all learners.
+    """Compute `rein.accelerate.closed_form.policy_gradient` for all learners.
 
     Returns the gradients (S, ...), the outputs and the log probabilities (S, M).
 
@@ -65,7 +65,7 @@ def policy_gradient(
         networks: those of one learner.
         parameters: those of all learners, (S, ...).
         batch: columns (S, M, ...) of `rein.agents.base.learner.Batch`, without `valid` if all rows are valid.
-        coefficients: `rein.agents.base.losses.Coefficients` of tensors (S, 1) or numbers.
+        coefficients: `rein.agents.base.policy_loss.Coefficients` of tensors (S, 1) or numbers.
     """
     outputs, top_SKMH, saved = forward(networks, parameters, batch["features"])
     distribution, value_SM = outputs

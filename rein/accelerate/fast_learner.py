@@ -1,0 +1,117 @@
+"""Learner with closed-form gradients, threads, compilation and fast products."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rein.accelerate.closed_form import gradient_of
+from rein.accelerate.compiled import compiled, has_graphs
+from rein.accelerate.products import fast_products, largest_matrix, usual_products
+from rein.agents.base.learner import Batch, Learner
+from rein.ops.trees import map_tree
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
+_HOOKS = "_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"
+
+
+class FastLearner(Learner):
+    """Learner that computes the same gradients faster.
+
+    Losses in `rein.accelerate.closed_form` need no autograd. `threads` threads process the micro-batches in parallel;
+    results do not depend on their number. `compile` compiles the loss.
+
+    If a hook is registered on a parameter or a module, gradients are computed as by a `Learner`, so that it fires.
+    """
+
+    def __init__(self, *arguments: Any, threads: int = 1, compile: bool = False, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if threads < 1:
+            raise ValueError(f"threads={threads}: give 1 or more")
+        if compile and threads > 1 and has_graphs(self.device):
+            raise ValueError(f"threads={threads}, compile=True: CUDA graphs require a single thread; use threads=1")
+        self._compiled, self._loss = compile, compiled(self.loss, self.device) if compile else self.loss
+        self._copies = compile and has_graphs(self.device)  # copy gradients before the next part overwrites them
+        self._closed_form = None if self._bfloat16 else gradient_of(self.loss, self.networks)
+        if compile and self._closed_form is not None:
+            self._closed_form = compiled(self._closed_form, self.device)
+        self._hooks = [getattr(module, kind) for module in self.networks.modules() for kind in _HOOKS]
+        self._largest = largest_matrix(self.networks)
+        self._pool = _pool(threads) if threads > 1 else None
+        if self.device.type == "cpu":
+            keep_freed_memory()
+
+    def _hooked(self) -> bool:
+        """Return whether a parameter or a module has a hook. torch keeps one dictionary per kind and module."""
+        hooks = (p._backward_hooks or p._post_accumulate_grad_hooks for p in self.parameters)  # type: ignore[attr-defined]
+        return any(self._hooks) or any(hooks)
+
+    @property
+    def joins(self) -> bool:
+        """Whether its steps can be computed together with those of other learners: only plain closed-form gradients."""
+        plain = self._closed_form is not None and not self._compiled and self.processes == 1
+        return plain and not self._hooked() and all(p.requires_grad for p in self.parameters)
+
+    def gradients(
+        self, parts: Sequence[Batch], coefficients: Any, valid: Tensor | None, report: bool
+    ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
+        """See `Learner`."""
+        if self._compiled:  # tensors, so that a schedule does not trigger recompilation
+            coefficients, report = map_tree(self._tensor, coefficients), True  # compile only one variant of the loss
+        with fast_products(parts[0].size * self._largest):
+            return super().gradients(parts, coefficients, valid, report)
+
+    def apply(self, gradients: Sequence[Tensor | None], metrics: dict[str, Tensor], report: bool) -> dict[str, Tensor]:
+        """See `Learner`. Guards and optimizers see the setting of matrix products that the user has made."""
+        with usual_products():
+            return super().apply(gradients, metrics, report)
+
+    def _tensor(self, number: Any) -> Any:
+        """Return a nonzero float as a tensor. 0 and other objects stay constants of the compiled program."""
+        if isinstance(number, float) and number:
+            return torch.tensor(number, dtype=torch.float32, device=self.device)
+        return number
+
+    def map(self, compute: Callable[[Batch], Any], parts: Sequence[Batch]) -> Iterable[Any]:
+        """See `Learner`. `backward` in two threads would mix their gradients."""
+        return map(compute, parts) if self._pool is None or self._hooked() else self._pool.map(compute, parts)
+
+    def part_gradients(
+        self, batch: Batch, coefficients: Any, report: bool, share: float | Tensor | None = None
+    ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
+        """See `Learner`."""
+        if self._hooked():  # compiled functions may skip hooks
+            return super().part_gradients(batch, coefficients, report, share)
+        learned = [parameter for parameter in self.parameters if parameter.requires_grad]  # may change during a run
+        if self._closed_form is not None and len(learned) == len(self.parameters):
+            found = self._closed_form(self.networks, batch, coefficients, share, report=report)
+            if found is not None:
+                return found
+        loss, metrics = self.weighted_loss(self._loss, batch, coefficients, report, share)
+        gradients = torch.autograd.grad(loss, learned, allow_unused=True) if learned else ()
+        found = iter(map_tree(Tensor.clone, gradients) if self._copies else gradients)
+        return [next(found) if parameter.requires_grad else None for parameter in self.parameters], metrics
+
+
+def keep_freed_memory() -> None:
+    """Make glibc keep freed memory for later allocations instead of returning it to the system.
+
+    Otherwise the memory of activations may be returned and faulted in again for every batch. In threads this always
+    happened and took a fourth of the time. In some single-threaded runs it took half of the time. Does nothing without
+    glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_TRIM_THRESHOLD, 256 << 20)
+
+
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Return a thread pool whose threads use torch's current number of threads, which torch does not ensure."""
+    return ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
