@@ -9,11 +9,14 @@ import ast
 import collections
 import functools
 import io
+import os
 import re
 import subprocess
 import sys
 import tokenize
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 PACKAGE = Path(__file__).parents[2]
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -47,13 +50,67 @@ def sources(root: Path) -> dict[str, str]:
     return {name: path.read_text(encoding="utf-8") for name, path in zip(names, paths, strict=True)}
 
 
-def imported_by_ppo(root: Path) -> list[str]:
-    """Return the modules of rein that importing PPO imports."""
-    program = (
-        "import sys; from rein.agents.ppo import PPO; print(*(name for name in sys.modules if name[:4] == 'rein'))"
-    )
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.split()
+RUN_PARTS = "PPO, CartPole and training_loop"
+CLOSURES = {
+    "PPO": "from rein.agents.ppo import PPO",
+    "SAC": "from rein.agents.sac import SAC",
+    "rein.Agent": "import rein; rein.Agent",
+    RUN_PARTS: "from rein.agents.ppo import PPO; from rein.envs.cartpole import CartPole; "
+    "import rein.training.training_loop",
+}
+RUN = """
+import rein
+env = rein.envs.CartPole(4, seed=0)
+agent = rein.PPO(env, rollout_steps=8, seed=0)
+loop = rein.training_loop(agent, env, {store}, iterations=8)
+"""
+RECORDED = """
+import sys, tempfile, threading, rein
+recording, files = [], set()
+def profile(frame, event, argument):
+    if event == "call" and recording and recording[0] in (None, threading.get_ident()):
+        files.add(frame.f_code.co_filename)
+sys.setprofile(profile), threading.setprofile(profile)
+"""
+STEP = """
+loop.iteration_started(once=16)(lambda state: recording.append(threading.get_ident()))
+loop.iteration_completed(once=16)(lambda state: recording.clear())
+loop.run(epochs=3)
+"""
+CHECKPOINT = """
+saver = rein.checkpoint(loop, every=0)
+@loop.epoch_ended(once=2)
+def save(state):
+    recording.append(None)  # all threads
+    saver.checkpoints.take(loop, {})
+    saver.checkpoints.flush()
+    recording.clear()
+loop.run(epochs=2)
+"""
+NAMES = """
+names = {module.__file__: name for name, module in sys.modules.items() if name[:4] == "rein"}
+print(*{names[file] for file in files if file in names})
+"""
+
+
+def run(program: str, root: Path, **environment: str) -> list[str]:
+    """Return the words that a program prints."""
+    settings: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
+    return subprocess.run(
+        [sys.executable, "-c", program], cwd=root, env={**os.environ, **environment}, **settings
+    ).stdout.split()
+
+
+def loaded_by(statements: str, root: Path, **environment: str) -> list[str]:
+    """Return the modules of rein that are loaded after these statements."""
+    return run(f"{statements}\nimport sys; print(*(n for n in sys.modules if n[:4] == 'rein'))", root, **environment)
+
+
+def executed_by(work: str, root: Path) -> list[str]:
+    """Return the modules of rein with functions that a part of a run calls with REIN_PLAIN=1, in all threads."""
+    size = "" if work is STEP else ", max_epochs=1"  # write trajectories neither in the step nor in the checkpoint
+    store = f"rein.HDF5Store(tempfile.mkdtemp() + '/run'{size})"
+    return run(RECORDED + RUN.format(store=store) + work + NAMES, root, REIN_PLAIN="1")
 
 
 def importers(modules: dict[str, str]) -> dict[str, set[str]]:
@@ -99,7 +156,11 @@ def measure(root: Path) -> dict[str, str]:
     """Return each measure of a checkout."""
     modules = sources(root)
     lines = {name: len(code_lines(source)) for name, source in modules.items()}
-    ppo = [name for name in imported_by_ppo(root) if name in lines]
+
+    def size(names: Iterable[str]) -> str:
+        known = [name for name in names if name in lines]
+        return f"{len(known)} / {sum(lines[name] for name in known):,}"
+
     once = [name for name, importing in importers(modules).items() if len(importing) == 1]
     readme = (root / "README.md").read_text(encoding="utf-8")
     script = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)[0]
@@ -107,7 +168,14 @@ def measure(root: Path) -> dict[str, str]:
     options = declarations(modules)
     table = {
         "package, files / lines of code": f"{len(modules)} / {sum(lines.values()):,}",
-        "imported by PPO, files / lines of code": f"{len(ppo)} / {sum(lines[name] for name in ppo):,}",
+        **{
+            f"imported by {name}, files / lines of code": size(loaded_by(code, root)) for name, code in CLOSURES.items()
+        },
+        "loaded after an epoch of PPO with REIN_PLAIN=1": size(
+            loaded_by(RUN.format(store=None) + "loop.run(epochs=1)", root, REIN_PLAIN="1")
+        ),
+        "executed by a step with update and persist, files / lines": size(executed_by(STEP, root)),
+        "executed by a checkpoint, files / lines": size(executed_by(CHECKPOINT, root)),
         "import lines in the first script": str(len(imports)),
         "modules imported by one other module": str(len(once)),
         "declarations of gamma / clip / tau": " / ".join(str(options[name]) for name in ("gamma", "clip", "tau")),
