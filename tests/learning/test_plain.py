@@ -84,3 +84,16 @@ def test_environment_variable_sets_the_switch(value: str, plain: str) -> None:
     command = [sys.executable, "-c", "from rein import accelerators; print(accelerators.PLAIN)"]
     shown = subprocess.run(command, env={**os.environ, "REIN_PLAIN": value}, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == plain
+
+
+def test_agents_learn_without_the_package() -> None:
+    program = """
+import sys
+sys.modules["rein.accelerate"] = None  # its import fails
+from tests.learning.test_plain import trained
+for case in ("PPO", "SAC", "DQN, prioritized"):
+    agent = trained(case)
+    print(agent.updates > 0, {type(learner).__name__ for learner in agent.learners.values()})
+"""
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert shown.stdout == "True {'Learner'}\n" * 3
