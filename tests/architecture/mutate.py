@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if path := os.environ.get(SELECTED):
         order = {test: number for number, test in enumerate(json.loads(Path(path).read_text()))}
         items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
-    elif os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
+    elif FOLDER in os.environ and os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
         fixtures = {item.nodeid: [*_shared_fixtures(item)] for item in items}
         Path(os.environ[FOLDER], "fixtures.json").write_text(json.dumps(fixtures))
 

@@ -17,8 +17,8 @@ LIMITS = {  # files and lines of code; a commit that raises one states the reaso
     "imported by PPO, files / lines of code": (36, 3_500),
     "imported by SAC, files / lines of code": (38, 4_050),
     "imported by rein.Agent, files / lines of code": (24, 2_050),
-    "executed by a step with update and persist, files / lines": (33, 4_300),
-    "executed by a checkpoint, files / lines": (32, 5_600),
+    "executed by a step with update and persist, files / lines": (34, 5_000),
+    "executed by a checkpoint, files / lines": (33, 5_700),
 }
 
 
