@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rein.accelerate.closed_form import gradient_of
 from rein.accelerate.compiled import compiled, has_graphs
-from rein.accelerate.products import fast_products, largest_matrix, usual_products
+from rein.accelerate.products import fast_products, largest_matrix, with_usual_products
 from rein.agents.base.learner import Batch, Learner
 from rein.ops.trees import map_tree
 
@@ -69,8 +69,7 @@ class FastLearner(Learner):
 
     def apply(self, gradients: Sequence[Tensor | None], metrics: dict[str, Tensor], report: bool) -> dict[str, Tensor]:
         """See `Learner`. Guards and optimizers see the setting of matrix products that the user has made."""
-        with usual_products():
-            return super().apply(gradients, metrics, report)
+        return with_usual_products(super().apply, gradients, metrics, report)
 
     def _tensor(self, number: Any) -> Any:
         """Return a nonzero float as a tensor. 0 and other objects stay constants of the compiled program."""

@@ -34,8 +34,12 @@ def largest_matrix(networks: nn.Module) -> int:
 
 def with_fast_products(agent: Any) -> Callable[..., Any] | None:
     """Return `agent.update` of a replay agent with fast products, or None if they would change nothing."""
-    multiplications = agent.batch_size * largest_matrix(agent.networks)
-    if multiplications < ENOUGH or not suits_onednn():
+    if not suits_onednn():
+        return None
+    if "_largest_matrix" not in vars(agent):  # the sizes of networks do not change
+        agent._largest_matrix = largest_matrix(agent.networks)
+    multiplications = agent.batch_size * agent._largest_matrix
+    if multiplications < ENOUGH:
         return None
 
     def update(*arguments: Any, **options: Any) -> Any:
@@ -66,15 +70,14 @@ def fast_products(multiplications: int) -> Iterator[None]:
         _permission.take_back()
 
 
-@contextmanager
-def usual_products() -> Iterator[None]:
-    """Undo `fast_products` inside this context."""
-    paused = _permission.pause()
+def with_usual_products(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function outside of `fast_products`."""
+    if not _permission.pause():
+        return function(*arguments)
     try:
-        yield
+        return function(*arguments)
     finally:
-        if paused:
-            _permission.resume()
+        _permission.resume()
 
 
 @functools.cache
@@ -142,10 +145,10 @@ class _Permission:
 
     def pause(self) -> bool:
         """Restore torch's setting until `resume`. Returns False if it was not changed."""
-        with self._lock:
-            if self._ours:
+        if self._ours:
+            with self._lock:
                 _MATMUL.fp32_precision = "none"
-            return self._ours
+        return self._ours
 
     def resume(self) -> None:
         with self._lock:
