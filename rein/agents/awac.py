@@ -64,7 +64,7 @@ class AWAC(ContinuousActions, ReplayAgent):
         shape = self.options(
             "critics", "hidden", "activation", "encoder", "actor", "critic", "normalize_observation", "scale_images"
         )
-        networks = ContinuousNetworks(self.observation_space, self.action_space, generator, stochastic=True, **shape)
+        networks = ContinuousNetworks(self.observation_space, self.action_space, generator, **shape)
         self._critics = self.add_learner("critics", networks.critics, critic_loss)
         self._actor = self.add_learner("actor", networks.actor, likelihood_loss)
         self.follow(networks.target_critics, networks.critics)

@@ -20,7 +20,7 @@ from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.networks.encoder import EncoderFactory, Preprocessor, encoder_for
 from rein.networks.heads import check_bounded
 from rein.networks.observations import inputs_of
-from rein.networks.off_policy import Actor, Scale
+from rein.networks.off_policy import Actor, Layers, Scale
 from rein.networks.q_networks import QNetwork
 from rein.ops.exploration import boltzmann
 from rein.ops.values import nonempty_mask
@@ -103,7 +103,7 @@ def _check_allowed(mask_BA: Tensor, action_B: Tensor) -> None:
 
 
 class _ActorNetworks(nn.Module):
-    """`rein.networks.actor_critic.ContinuousNetworks` without critics."""
+    """`rein.networks.off_policy.ContinuousNetworks` without critics."""
 
     def __init__(
         self,
@@ -127,8 +127,8 @@ class _ActorNetworks(nn.Module):
                 f"BC with continuous actions cannot process the images in {observation_space}: give encoder=, a factory"
                 " of a features extractor"
             )
-        shape = self.preprocess.features, self.scale.actions, tuple(hidden), activation, generator
-        self.actor = Actor(*shape, stochastic=stochastic, encoder=encoder_for(observation_space, generator, encoder))
+        size = self.preprocess.features, self.scale.actions, Layers(tuple(hidden), activation, generator)
+        self.actor = Actor(*size, encoder_for(observation_space, generator, encoder), stochastic=stochastic)
 
 
 def squared_action_loss(

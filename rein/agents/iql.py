@@ -17,7 +17,7 @@ from rein.agents.base.replay_agent import ContinuousActions, ReplayAgent
 from rein.networks.custom_networks import CustomModules, CustomValue, encoder_of
 from rein.networks.encoder import NetworkFactory
 from rein.networks.observations import Features
-from rein.networks.off_policy import ContinuousNetworks, StateValue
+from rein.networks.off_policy import ContinuousNetworks, Layers, StateValue
 from rein.ops.losses import expectile
 from rein.ops.trees import map_tree
 from rein.ops.values import td_target
@@ -87,14 +87,12 @@ class IQL(ContinuousActions, ReplayAgent):
         shape = self.options(
             "critics", "hidden", "activation", "encoder", "actor", "critic", "normalize_observation", "scale_images"
         )
-        networks = _Networks(
-            self.observation_space, self.action_space, generator, stochastic=True, tree=self.value is not None, **shape
-        )
-        sizes = networks.preprocess.features, tuple(self.hidden), self.activation
+        networks = _Networks(self.observation_space, self.action_space, generator, tree=self.value is not None, **shape)
         if self.value is None:
             observations = networks.preprocess, self.observation_space, generator, self.encoder, self.scale_images
-            extra = {"encoder": encoder_of(*observations), "privileged": networks.preprocess.privileged}
-            networks.state_value = StateValue(*sizes, generator, **extra)
+            size = networks.preprocess.features, Layers(tuple(self.hidden), self.activation, generator)
+            privileged = networks.preprocess.privileged
+            networks.state_value = StateValue(*size, encoder_of(*observations), privileged=privileged)
         else:
             spaces = self.observation_space, self.action_space
             networks.state_value = CustomValue(CustomModules(*spaces, generator, networks.preprocess), self.value)

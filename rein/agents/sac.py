@@ -59,7 +59,6 @@ class SAC(ContinuousActions, ReplayAgent):
             self.observation_space,
             self.action_space,
             generator,
-            stochastic=True,
             **self.options(
                 "critics", "hidden", "activation", "normalize_observation", "scale_images", "encoder", "actor", "critic"
             ),

@@ -6,9 +6,10 @@ or Discrete actions.
 
 from __future__ import annotations
 
+import abc
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -49,26 +50,35 @@ class Scale(nn.Module):
         return (action.flatten(1) - self.low) * (2.0 / (self.high - self.low)) - 1.0
 
 
-class Actor(nn.Module):
-    """Network from an observation to an action, or to mean and log standard deviation of a squashed Gaussian."""
+class Layers(NamedTuple):
+    """Hidden layers of a network: their units, their activation, and the source of the initial parameters."""
+
+    hidden: Sequence[int]
+    activation: str
+    generator: torch.Generator
+
+
+class _Network(nn.Module):
+    """Base class of networks with an encoder and hidden layers, K times. `more` inputs follow the encoded features."""
 
     def __init__(
-        self,
-        features: int,
-        actions: int,
-        hidden: Sequence[int],
-        activation: str,
-        generator: torch.Generator,
-        *,
-        stochastic: bool,
-        encoder: nn.Module | None = None,
+        self, features: int, layers: Layers, encoder: nn.Module | None = None, *, members: int = 1, more: int = 0
     ) -> None:
         super().__init__()
         self.encoder = encoder
+        self.hidden = Stack(members, features_of(encoder, features) + more, *layers)
+
+
+class Actor(_Network):
+    """Network from an observation to an action, or to mean and log standard deviation of a squashed Gaussian."""
+
+    def __init__(
+        self, features: int, actions: int, layers: Layers, encoder: nn.Module | None = None, *, stochastic: bool
+    ) -> None:
+        super().__init__(features, layers, encoder)
         self.stochastic = stochastic
-        self.hidden = Stack(1, features_of(encoder, features), hidden, activation, generator)
-        self.head = orthogonal_linear(self.hidden.features, actions * (1 + stochastic), 0.01, generator)
-        bound = torch.ones(actions, dtype=torch.float32, device=generator.device)
+        self.head = orthogonal_linear(self.hidden.features, actions * (1 + stochastic), 0.01, layers.generator)
+        bound = torch.ones(actions, dtype=torch.float32, device=layers.generator.device)
         self.register_buffer("bound", bound, persistent=False)
 
     def forward(self, x: Features) -> Tensor:
@@ -105,12 +115,12 @@ def critic_features(encoder: nn.Module | None, x: Features) -> Tensor:
     return features_BG if inputs.critic is None else torch.cat((features_BG, inputs.critic), 1)
 
 
-class Critics(nn.Module):
+class Critics(_Network):
     """K independent critics of an observation and an action, evaluated together.
 
     All critics share the encoder, which does not depend on the action. `privileged` is the number of features C of a
-    critic observation, which the critics receive in addition. Parameters are drawn from `generator` for one critic
-    after the other, so no two critics are equal.
+    critic observation, which the critics receive in addition. Parameters are drawn for one critic after the other, so
+    no two critics are equal.
     """
 
     def __init__(
@@ -118,18 +128,14 @@ class Critics(nn.Module):
         members: int,
         features: int,
         actions: int,
-        hidden: Sequence[int],
-        activation: str,
-        generator: torch.Generator,
-        *,
+        layers: Layers,
         encoder: nn.Module | None = None,
+        *,
         privileged: int = 0,
     ) -> None:
-        super().__init__()
-        self.members, self.encoder = members, encoder
-        inputs = features_of(encoder, features) + privileged + actions
-        self.hidden = Stack(members, inputs, hidden, activation, generator)
-        heads = [orthogonal_linear(self.hidden.features, 1, 1.0, generator) for _ in range(members)]
+        super().__init__(features, layers, encoder, members=members, more=privileged + actions)
+        self.members = members
+        heads = [orthogonal_linear(self.hidden.features, 1, 1.0, layers.generator) for _ in range(members)]
         self.weight = nn.Parameter(torch.stack([head.weight.detach() for head in heads]))  # (K, 1, H)
         self.bias = nn.Parameter(torch.stack([head.bias.detach() for head in heads]))  # (K, 1)
 
@@ -150,48 +156,67 @@ class Critics(nn.Module):
         return torch.baddbmm(bias.unsqueeze(-1), h_KBH, weight.mT).squeeze(-1)
 
 
-class _Parts:
-    """Preprocessor and encoders of an actor and its critics, and builder of custom networks.
+class StateValue(_Network):
+    """Value network: an observation -> V(s).
 
-    With custom networks, or with `tree`, preprocessed observations are not flattened. Raises ValueError for images
-    without an encoder.
+    `privileged` is the number of features of a critic observation, see `Critics`.
     """
 
-    custom: Any = None  # the module rein.networks.custom_networks, which most runs do not need
+    def __init__(self, features: int, layers: Layers, encoder: nn.Module | None = None, *, privileged: int = 0) -> None:
+        super().__init__(features, layers, encoder, more=privileged)
+        self.head = orthogonal_linear(self.hidden.features, 1, 1.0, layers.generator)
+
+    def forward(self, x: Features) -> Tensor:
+        """Return the values (B,)."""
+        return self.head(self.hidden(critic_features(self.encoder, x))[0]).squeeze(-1)
+
+
+class ActionValues(_Network):
+    """K independent critics of all Discrete actions, evaluated together: (B, F) -> (K, B, A).
+
+    `privileged` is the number of features of a critic observation, see `Critics`.
+    """
 
     def __init__(
         self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        generator: torch.Generator,
-        encoder: EncoderFactory | None,
-        settings: Mapping[str, Any],
-        factories: Sequence[NetworkFactory | None],
-        tree: bool = False,
+        members: int,
+        features: int,
+        actions: int,
+        layers: Layers,
+        encoder: nn.Module | None = None,
+        *,
+        privileged: int = 0,
     ) -> None:
-        self._arguments, self._scale_images = (observation_space, generator, encoder), settings["scale_images"]
-        kind: Any = Preprocessor
-        if tree or any(factories):
-            from rein.networks import custom_networks
+        super().__init__(features, layers, encoder, members=members, more=privileged)
+        heads = [orthogonal_linear(self.hidden.features, actions, 1.0, layers.generator) for _ in range(members)]
+        self.weight = nn.Parameter(torch.stack([head.weight.detach().t() for head in heads]))  # (K, H, A)
+        self.bias = nn.Parameter(torch.stack([head.bias.detach().unsqueeze(0) for head in heads]))  # (K, 1, A)
 
-            self.custom, kind = custom_networks, custom_networks.TreePreprocessor
-        self.preprocess = kind(observation_space, generator.device, **settings, custom_encoder=encoder is not None)
-        if self.preprocess.images and encoder is None and not all(factories):
-            raise ValueError(
-                f"{observation_space} contains images, but this agent learns from vectors: pass an encoder"
-            )
-        if self.custom is not None:
-            self.modules = self.custom.CustomModules(observation_space, action_space, generator, self.preprocess)
-
-    def encoder(self) -> nn.Module | None:
-        """Return a new encoder of a default network."""
-        if self.custom is not None:
-            return self.custom.FlattenedEncoder(*self._arguments, self._scale_images)
-        return encoder_for(*self._arguments)
+    def forward(self, x: Features) -> Tensor:
+        """Return the values (K, B, A) of all actions, masked or not."""
+        return torch.baddbmm(self.bias, self.hidden(critic_features(self.encoder, x)), self.weight)
 
 
-class ContinuousNetworks(nn.Module):
-    """Networks of an agent with continuous actions: an actor, K critics, and target copies of the critics."""
+class DiscreteActor(_Network):
+    """Network from features (B, F) to a categorical distribution over actions."""
+
+    def __init__(
+        self, features: int, space: spaces.Space[Any], layers: Layers, encoder: nn.Module | None = None
+    ) -> None:
+        super().__init__(features, layers, encoder)
+        self.head = DiscreteHead(self.hidden.features, space, 0.01, layers.generator)
+
+    def forward(self, x: Features) -> Distribution:
+        """Return the distribution over valid actions. A row without a valid action counts as unmasked."""
+        x_BF, mask_BA, _ = inputs_of(x)
+        mask_BA = None if mask_BA is None else nonempty_mask(mask_BA)
+        return self.head(self.hidden(through(self.encoder, x_BF))[0], mask_BA)
+
+
+class OffPolicyNetworks(nn.Module, abc.ABC):
+    """Base class: a preprocessor, an actor, K critics, and target copies of the critics."""
+
+    masks: ClassVar[bool] = False  # whether the actor reads action masks
 
     def __init__(
         self,
@@ -200,7 +225,6 @@ class ContinuousNetworks(nn.Module):
         generator: torch.Generator,
         *,
         critics: int,
-        stochastic: bool,
         hidden: Sequence[int],
         activation: str,
         normalize_observation: bool,
@@ -215,26 +239,84 @@ class ContinuousNetworks(nn.Module):
         `actor` and `critic` replace all layers, see `rein.networks.custom_networks`. With one of them, or with `tree`,
         preprocessed observations are not flattened.
 
-        Raises ValueError for images without an encoder, and for actions without finite bounds.
+        Raises ValueError for images without an encoder, and for actions that are not supported.
         """
         super().__init__()
-        self.scale = Scale(action_space, generator.device)
-        settings = {"normalize": normalize_observation, "scale_images": scale_images, "critic": True}
-        parts = _Parts(observation_space, action_space, generator, encoder, settings, (actor, critic), tree)
-        self.preprocess, actions = parts.preprocess, self.scale.actions
-        shape = self.preprocess.features, actions, tuple(hidden), activation, generator
+        self._read_actions(action_space, generator.device)
+        custom: Any = None
+        if tree or actor is not None or critic is not None:
+            from rein.networks import custom_networks as custom  # most runs do not need it
+        self.preprocess: Preprocessor = (Preprocessor if custom is None else custom.TreePreprocessor)(
+            observation_space,
+            generator.device,
+            normalize=normalize_observation,
+            scale_images=scale_images,
+            custom_encoder=encoder is not None,
+            masks=self.masks,
+            critic=True,
+        )
+        if self.preprocess.images and encoder is None and (actor is None or critic is None):
+            raise ValueError(
+                f"{observation_space} contains images, but this agent learns from vectors: pass an encoder"
+            )
+
+        def new_encoder() -> nn.Module | None:
+            given = observation_space, generator, encoder
+            return encoder_for(*given) if custom is None else custom.FlattenedEncoder(*given, scale_images)
+
+        layers = Layers(tuple(hidden), activation, generator)
+        modules = custom and custom.CustomModules(observation_space, action_space, generator, self.preprocess)
         if actor is None:
-            self.actor: Any = Actor(*shape, stochastic=stochastic, encoder=parts.encoder())
+            self.actor: Any = self._actor(layers, new_encoder())
         else:
-            what = "means and log standard deviations" if stochastic else "actions before tanh"
-            network = parts.modules.build("actor", actor, {what: (2, actions * (1 + stochastic))})
-            self.actor = CustomActor(network, actions, generator.device)
+            self.actor = self._custom_actor(modules, actor, generator)
         if critic is None:
-            extra = {"encoder": parts.encoder(), "privileged": self.preprocess.privileged}
-            self.critics: Any = Critics(critics, *shape, **extra)
+            self.critics: Any = self._critics(critics, layers, new_encoder())
         else:
-            self.critics = parts.custom.CustomCritics(parts.modules, critic, critics, actions)
+            self.critics = self._custom_critics(modules, critic, critics)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+
+    @abc.abstractmethod
+    def _read_actions(self, action_space: spaces.Space[Any], device: torch.device) -> None:
+        """Assign what the other methods need to know of the actions."""
+
+    @abc.abstractmethod
+    def _actor(self, layers: Layers, encoder: nn.Module | None) -> nn.Module: ...
+
+    @abc.abstractmethod
+    def _custom_actor(self, modules: Any, factory: NetworkFactory, generator: torch.Generator) -> nn.Module: ...
+
+    @abc.abstractmethod
+    def _critics(self, members: int, layers: Layers, encoder: nn.Module | None) -> nn.Module: ...
+
+    @abc.abstractmethod
+    def _custom_critics(self, modules: Any, factory: NetworkFactory, members: int) -> nn.Module: ...
+
+
+class ContinuousNetworks(OffPolicyNetworks):
+    """Networks of an agent with continuous actions. The actor is stochastic."""
+
+    stochastic: ClassVar[bool] = True
+
+    def _read_actions(self, action_space: spaces.Space[Any], device: torch.device) -> None:
+        self.scale = Scale(action_space, device)
+
+    def _actor(self, layers: Layers, encoder: nn.Module | None) -> nn.Module:
+        return Actor(self.preprocess.features, self.scale.actions, layers, encoder, stochastic=self.stochastic)
+
+    def _custom_actor(self, modules: Any, factory: NetworkFactory, generator: torch.Generator) -> nn.Module:
+        what = "means and log standard deviations" if self.stochastic else "actions before tanh"
+        network = modules.build("actor", factory, {what: (2, self.scale.actions * (1 + self.stochastic))})
+        return CustomActor(network, self.scale.actions, generator.device)
+
+    def _critics(self, members: int, layers: Layers, encoder: nn.Module | None) -> nn.Module:
+        size = self.preprocess.features, self.scale.actions
+        return Critics(members, *size, layers, encoder, privileged=self.preprocess.privileged)
+
+    def _custom_critics(self, modules: Any, factory: NetworkFactory, members: int) -> nn.Module:
+        from rein.networks.custom_networks import CustomCritics
+
+        return CustomCritics(modules, factory, members, self.scale.actions)
 
     def act(self, observation: Tree, generator: torch.Generator | None) -> Tensor:
         """Return actions `(N, *A)` of a stochastic actor: samples, or modes without a generator."""
@@ -246,135 +328,39 @@ class ContinuousNetworks(nn.Module):
 class DeterministicNetworks(ContinuousNetworks):
     """Networks with a deterministic actor and a target copy of it."""
 
+    stochastic = False
+
     def __init__(self, *spaces_and_generator: Any, **shape: Any) -> None:
-        """See `ContinuousNetworks`, which takes the same arguments and `stochastic`."""
-        super().__init__(*spaces_and_generator, **shape, stochastic=False)
+        """See `OffPolicyNetworks`, which takes the same arguments."""
+        super().__init__(*spaces_and_generator, **shape)
         self.target_actor = copy.deepcopy(self.actor).requires_grad_(False)
 
 
-class StateValue(nn.Module):
-    """Value network: an observation -> V(s). Parameters are drawn from `generator`.
+class DiscreteNetworks(OffPolicyNetworks):
+    """Networks of an agent with Discrete actions."""
 
-    `privileged` is the number of features of a critic observation, see `Critics`.
-    """
-
-    def __init__(
-        self,
-        features: int,
-        hidden: Sequence[int],
-        activation: str,
-        generator: torch.Generator,
-        *,
-        encoder: nn.Module | None = None,
-        privileged: int = 0,
-    ) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.hidden = Stack(1, features_of(encoder, features) + privileged, hidden, activation, generator)
-        self.head = orthogonal_linear(self.hidden.features, 1, 1.0, generator)
-
-    def forward(self, x: Features) -> Tensor:
-        """Return the values (B,)."""
-        return self.head(self.hidden(critic_features(self.encoder, x))[0]).squeeze(-1)
-
-
-class ActionValues(nn.Module):
-    """K independent critics of all Discrete actions, evaluated together: (B, F) -> (K, B, A).
-
-    `privileged` is the number of features of a critic observation, see `Critics`.
-    """
-
-    def __init__(
-        self,
-        members: int,
-        features: int,
-        actions: int,
-        hidden: Sequence[int],
-        activation: str,
-        generator: torch.Generator,
-        *,
-        encoder: nn.Module | None = None,
-        privileged: int = 0,
-    ) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.hidden = Stack(members, features_of(encoder, features) + privileged, hidden, activation, generator)
-        heads = [orthogonal_linear(self.hidden.features, actions, 1.0, generator) for _ in range(members)]
-        self.weight = nn.Parameter(torch.stack([head.weight.detach().t() for head in heads]))  # (K, H, A)
-        self.bias = nn.Parameter(torch.stack([head.bias.detach().unsqueeze(0) for head in heads]))  # (K, 1, A)
-
-    def forward(self, x: Features) -> Tensor:
-        """Return the values (K, B, A) of all actions, masked or not."""
-        return torch.baddbmm(self.bias, self.hidden(critic_features(self.encoder, x)), self.weight)
-
-
-class DiscreteActor(nn.Module):
-    """Network from features (B, F) to a categorical distribution over actions."""
-
-    def __init__(
-        self,
-        features: int,
-        space: spaces.Space[Any],
-        hidden: Sequence[int],
-        activation: str,
-        generator: torch.Generator,
-        *,
-        encoder: nn.Module | None = None,
-    ) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.hidden = Stack(1, features_of(encoder, features), hidden, activation, generator)
-        self.head = DiscreteHead(self.hidden.features, space, 0.01, generator)
-
-    def forward(self, x: Features) -> Distribution:
-        """Return the distribution over valid actions. A row without a valid action counts as unmasked."""
-        x_BF, mask_BA, _ = inputs_of(x)
-        mask_BA = None if mask_BA is None else nonempty_mask(mask_BA)
-        return self.head(self.hidden(through(self.encoder, x_BF))[0], mask_BA)
-
-
-class DiscreteNetworks(nn.Module):
-    """Networks of an agent with Discrete actions: an actor, K critics, and target copies of the critics."""
-
+    masks = True
     carry_size = 0
 
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        generator: torch.Generator,
-        *,
-        critics: int,
-        hidden: Sequence[int],
-        activation: str,
-        normalize_observation: bool,
-        scale_images: bool,
-        encoder: EncoderFactory | None = None,
-        actor: NetworkFactory | None = None,
-        critic: NetworkFactory | None = None,
-    ) -> None:
-        """Create the networks. Actor and critics have separate encoders, from `encoder_for`.
+    def _read_actions(self, action_space: spaces.Space[Any], device: torch.device) -> None:
+        self._actions, self._space = count_actions(action_space), action_space
 
-        `actor` and `critic` replace all layers, see `rein.networks.custom_networks`.
+    def _actor(self, layers: Layers, encoder: nn.Module | None) -> nn.Module:
+        return DiscreteActor(self.preprocess.features, self._space, layers, encoder)
 
-        Raises ValueError for images without an encoder, and for actions that are not Discrete.
-        """
-        super().__init__()
-        actions = count_actions(action_space)
-        settings = {"normalize": normalize_observation, "scale_images": scale_images, "masks": True, "critic": True}
-        parts = _Parts(observation_space, action_space, generator, encoder, settings, (actor, critic))
-        self.preprocess = parts.preprocess
-        features, shape = self.preprocess.features, (hidden, activation, generator)
-        if actor is None:
-            self.actor: Any = DiscreteActor(features, action_space, *shape, encoder=parts.encoder())
-        else:
-            self.actor = parts.custom.CustomDiscreteActor(parts.modules, actor, action_space, generator)
-        if critic is None:
-            extra = {"encoder": parts.encoder(), "privileged": self.preprocess.privileged}
-            self.critics: Any = ActionValues(critics, features, actions, *shape, **extra)
-        else:
-            self.critics = parts.custom.CustomActionValues(parts.modules, critic, critics, actions)
-        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+    def _custom_actor(self, modules: Any, factory: NetworkFactory, generator: torch.Generator) -> nn.Module:
+        from rein.networks.custom_networks import CustomDiscreteActor
+
+        return CustomDiscreteActor(modules, factory, self._space, generator)
+
+    def _critics(self, members: int, layers: Layers, encoder: nn.Module | None) -> nn.Module:
+        size = self.preprocess.features, self._actions
+        return ActionValues(members, *size, layers, encoder, privileged=self.preprocess.privileged)
+
+    def _custom_critics(self, modules: Any, factory: NetworkFactory, members: int) -> nn.Module:
+        from rein.networks.custom_networks import CustomActionValues
+
+        return CustomActionValues(modules, factory, members, self._actions)
 
     @property
     def policy_head(self) -> DiscreteHead:

@@ -12,7 +12,7 @@ from rein.agents.base.losses import likelihood_loss
 from rein.agents.bc import BC, cross_entropy_loss, squared_action_loss
 from rein.envs.gridworld import Gridworld
 from rein.envs.pendulum import Pendulum
-from rein.networks.off_policy import Actor
+from rein.networks.off_policy import Actor, Layers
 from rein.replay.prioritized import PrioritizedReplay
 from rein.testing import AgentContract
 from rein.training.offline import fill
@@ -113,7 +113,7 @@ def test_standard_deviation_of_actions_is_learned():
 
 
 def network(*, stochastic: bool) -> Actor:
-    return Actor(3, 2, (16,), "relu", torch.Generator().manual_seed(0), stochastic=stochastic)
+    return Actor(3, 2, Layers((16,), "relu", torch.Generator().manual_seed(0)), stochastic=stochastic)
 
 
 def test_gradient_is_finite_for_actions_at_the_bounds():

@@ -26,7 +26,7 @@ from rein.envs.cartpole import CartPole
 from rein.envs.probes import Reach
 from rein.envs.wrappers import Wrapper
 from rein.networks.observations import Inputs
-from rein.networks.off_policy import Actor, Critics
+from rein.networks.off_policy import Actor, Critics, Layers
 from rein.ops.random import generator
 from rein.testing import AgentContract
 from rein.types import TimeStep, Transition
@@ -217,9 +217,9 @@ def noise(*shape: int) -> Tensor:
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_closed_forms_match_autograd(activation: str) -> None:
     drawn = torch.Generator().manual_seed(0)
-    critics = Critics(2, 5, 3, (16, 8), activation, drawn, privileged=4).double()
-    stochastic = Actor(5, 3, (16, 8), activation, drawn, stochastic=True).double()
-    deterministic = Actor(5, 3, (16, 8), activation, drawn, stochastic=False).double()
+    critics = Critics(2, 5, 3, Layers((16, 8), activation, drawn), privileged=4).double()
+    stochastic = Actor(5, 3, Layers((16, 8), activation, drawn), stochastic=True).double()
+    deterministic = Actor(5, 3, Layers((16, 8), activation, drawn), stochastic=False).double()
     assert has_closed_form(critics)
     recorded = batch_of(action=noise(37, 3).tanh(), target=noise(37))
     sampled = batch_of(noise=noise(37, 3))

@@ -13,7 +13,7 @@ from rein.agents.base.learner import Batch
 from rein.agents.discrete_sac import DiscreteSAC, actor_loss, critic_loss
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor
-from rein.networks.off_policy import ActionValues, DiscreteActor
+from rein.networks.off_policy import ActionValues, DiscreteActor, Layers
 from rein.ops.random import generator
 from rein.testing import AgentContract
 
@@ -39,7 +39,7 @@ def rows(features: int = 3, actions: int = 4, size: int = 5) -> Batch:
 
 
 def test_critic_loss_matches_hand_computation() -> None:
-    batch, critics = rows(), ActionValues(2, 3, 4, (8,), "relu", generator(0, "critics"))
+    batch, critics = rows(), ActionValues(2, 3, 4, Layers((8,), "relu", generator(0, "critics")))
     loss, metrics = critic_loss(critics, batch, None)
     value = critics(batch.features).detach()
     errors = [[float(value[k, b, batch.action[b]] - batch.target[b]) for b in range(5)] for k in range(2)]
@@ -49,8 +49,8 @@ def test_critic_loss_matches_hand_computation() -> None:
 
 
 def test_actor_loss_matches_hand_computation() -> None:
-    batch, critics = rows(), ActionValues(2, 3, 4, (8,), "relu", generator(0, "critics"))
-    actor = DiscreteActor(3, spaces.Discrete(4), (8,), "relu", generator(0, "actor"))
+    batch, critics = rows(), ActionValues(2, 3, 4, Layers((8,), "relu", generator(0, "critics")))
+    actor = DiscreteActor(3, spaces.Discrete(4), Layers((8,), "relu", generator(0, "actor")))
     alpha = torch.tensor(0.3)
     loss, metrics = actor_loss(actor, batch, (critics, alpha))
     probability = actor(batch.features).log_probs.detach().exp().double()

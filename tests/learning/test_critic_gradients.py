@@ -21,7 +21,7 @@ from rein.agents.base.learner import Batch, Learner
 from rein.agents.base.losses import critic_loss
 from rein.agents.dqn import td_loss
 from rein.agents.sac import soft_actor_loss
-from rein.networks.off_policy import LOG_STD, Actor, Critics
+from rein.networks.off_policy import LOG_STD, Actor, Critics, Layers
 from rein.networks.q_networks import QNetwork
 
 FEATURES, ACTIONS, ROWS = 5, 3, 37
@@ -45,14 +45,14 @@ def normal(*shape, seed):
 
 
 def critics_of(members, activation, hidden=(16, 8)) -> Critics:
-    made = Critics(members, FEATURES, ACTIONS, hidden, activation, drawn()).double()
+    made = Critics(members, FEATURES, ACTIONS, Layers(hidden, activation, drawn())).double()
     for parameter in made.parameters():  # change zero biases too, so that all parts of the gradient matter
         parameter.data.add_(normal(*parameter.shape, seed=parameter.numel()), alpha=0.2)
     return made
 
 
 def actor_of(activation, stochastic, spread=1.0) -> Actor:
-    made = Actor(FEATURES, ACTIONS, (16, 8), activation, drawn(1), stochastic=stochastic).double()
+    made = Actor(FEATURES, ACTIONS, Layers((16, 8), activation, drawn(1)), stochastic=stochastic).double()
     made.head.weight.data.mul_(50.0 * spread)  # enlarge the small initial weights
     made.head.bias.data.add_(normal(len(made.head.bias), seed=5), alpha=0.3)
     return made
@@ -144,12 +144,15 @@ def test_td_gradient_is_zero_for_other_actions():
 @pytest.mark.parametrize(
     ("networks", "supported"),
     [
-        (lambda: Critics(2, FEATURES, ACTIONS, (8,), "silu", drawn()), has_closed_form),
-        (lambda: Critics(2, FEATURES, ACTIONS, (), "relu", drawn()), has_closed_form),
+        (lambda: Critics(2, FEATURES, ACTIONS, Layers((8,), "silu", drawn())), has_closed_form),
+        (lambda: Critics(2, FEATURES, ACTIONS, Layers((), "relu", drawn())), has_closed_form),
         (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=True), has_closed_form),
         (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, dueling=True), has_closed_form),
         (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, hidden=()), has_closed_form),
-        (lambda: Critics(2, FEATURES, ACTIONS, (8,), "relu", drawn(), encoder=CustomEncoder()), has_closed_form),
+        (
+            lambda: Critics(2, FEATURES, ACTIONS, Layers((8,), "relu", drawn()), CustomEncoder()),
+            has_closed_form,
+        ),
         (lambda: QNetwork(OBSERVATION, DISCRETE, drawn(), layer_norm=False, encoder=CustomEncoder), has_closed_form),
     ],
     ids=[
@@ -198,7 +201,7 @@ def test_log_prob_is_summed_over_action_dimensions():
 
 def test_log_prob_is_finite_at_the_action_bounds():
     """In float32, tanh(u) rounds to 1 for large u, so log(1 - tanh(u)^2) must not be computed directly."""
-    actor = Actor(FEATURES, ACTIONS, (8,), "relu", drawn(), stochastic=True)
+    actor = Actor(FEATURES, ACTIONS, Layers((8,), "relu", drawn()), stochastic=True)
     actor.head.bias.data = torch.tensor([30.0, -30.0, 80.0, -50.0, 50.0, 0.0])
     distribution = actor.distribution(torch.zeros(1, FEATURES))
     assert distribution.log_std.tolist() == [[LOG_STD[0], LOG_STD[1], 0.0]]

@@ -29,7 +29,7 @@ from rein.agents.recurrent_dqn import RecurrentDQN
 from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
 from rein.envs.probes import Corridor
-from rein.networks.off_policy import Critics
+from rein.networks.off_policy import Critics, Layers
 from rein.networks.recurrent import GRU
 from rein.ops.random import generator
 from rein.testing.stateful import copy_state, first_difference
@@ -168,7 +168,7 @@ M, F, A = 24, 3, 2
 
 
 def critics_and_batch() -> tuple[Critics, Batch]:
-    critics = Critics(2, F, A, (8, 8), "relu", generator(0, "networks"))
+    critics = Critics(2, F, A, Layers((8, 8), "relu", generator(0, "networks")))
     columns = [torch.randn(M, *shape, generator=generator(1, "rows", len(shape))) for shape in ((F,), ())]
     return critics, Batch(columns[0], columns[0][:, :A].tanh(), target=columns[1])
 
