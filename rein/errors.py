@@ -86,7 +86,7 @@ def text_of(error: BaseException) -> str:
     """Return type and message of an exception. The message is left out if `__str__` of a custom class raises."""
     try:
         message = str(error)
-    except Exception:
+    except Exception:  # a custom class may raise anything
         message = ""
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 

@@ -308,6 +308,6 @@ class Logger(Protocol):
         ...
 
 
-def lacking(part: Any, protocol: type) -> list[str]:
+def missing_names(part: Any, protocol: type) -> list[str]:
     """Return the names of the protocol that `part` does not have."""
     return [name for name in vars(protocol) if not name.startswith("_") and not hasattr(part, name)]

@@ -16,7 +16,7 @@ TINY = {"REIN_TINY_BENCHMARKS": "1"}
 ARGUMENTS = {
     "off_policy": ["--agents", "SAC", "DQN", "--repeated"],
     "results": ["train", "sign-bandit", "--seeds", "1"],
-    "storage": ["reading"],  # storage_writing.py is a script of its own
+    "storage": ["reading"],  # storage_writing.py is a separate script
 }
 
 

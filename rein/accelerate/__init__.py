@@ -63,9 +63,9 @@ def step(function: Callable[..., Any], inputs: Any) -> Callable[..., Any]:
 @register
 def agents(kind: type) -> Any:
     """Return the class that computes the learners of a `Population` together, if they are of exactly this class."""
-    from rein.accelerate.stacked import on_policy, replay
+    from rein.accelerate.stacked import on_policy_agents, replay_agents
 
-    return {**on_policy.ENGINES, **replay.ENGINES}.get(kind)
+    return {**on_policy_agents.ENGINES, **replay_agents.ENGINES}.get(kind)
 
 
 @register

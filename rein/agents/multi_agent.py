@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.networks.observations import children
+from rein.networks.observation_spaces import children
 from rein.ops.random import checked_seed, stream_seed
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import AgentProtocol, Policy

@@ -17,7 +17,7 @@ from rein.accelerators import find
 from rein.agents.base.agent import Agent
 from rein.agents.base.options import as_json, options_of
 from rein.agents.base.policies import copy_learned
-from rein.agents.base.separate import SeparateAgents, joined, split
+from rein.agents.base.separate_agents import SeparateAgents, joined, split
 from rein.ops.parallel import processes
 from rein.ops.random import checked_seed
 from rein.ops.trees import map_tree

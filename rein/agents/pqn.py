@@ -20,7 +20,7 @@ from rein.agents.base.options import in_unit_interval, option
 from rein.agents.base.value_agent import EpsilonGreedy
 from rein.networks.encoder import NetworkFactory
 from rein.networks.normalizers import RewardNormalizer
-from rein.networks.observations import inputs_of, mask_of
+from rein.networks.observation_spaces import inputs_of, mask_of
 from rein.networks.q_networks import QNetwork
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.returns import lambda_returns

@@ -17,7 +17,7 @@ from rein.envs.base.contract import check_action, check_rows_of, checked_num_env
 from rein.envs.base.drawing import GREEN, WHITE, Frame, board
 from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.spaces import representation
-from rein.envs.base.steps import CLOSED, check_begun, check_open
+from rein.envs.base.step_checks import CLOSED, check_begun, check_open
 from rein.errors import check_keywords, explain
 from rein.ops.random import integers
 from rein.ops.trees import checked_device

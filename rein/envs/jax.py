@@ -21,7 +21,7 @@ from rein.envs.base.contract import check_action, checked_num_envs
 from rein.envs.base.groups import ObservationGroups
 from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.spaces import dtypes_of, gymnasium_space, representation
-from rein.envs.base.steps import CLOSED, check_begun, check_open
+from rein.envs.base.step_checks import CLOSED, check_begun, check_open
 from rein.errors import explain
 from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree

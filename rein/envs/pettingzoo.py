@@ -23,7 +23,7 @@ from rein.envs.base.contract import check_action, check_rows_of, checked_count, 
 from rein.envs.base.masks import check_masks
 from rein.envs.base.seeding import HostEpisodeSeeds
 from rein.envs.base.spaces import Codec, representation
-from rein.envs.base.steps import (
+from rein.envs.base.step_checks import (
     CLOSED,
     RESET,
     STEP,
@@ -39,7 +39,7 @@ from rein.envs.gymnasium.async_vector_env import Workers, in_processes, portable
 from rein.envs.gymnasium.history import ActionHistory
 from rein.envs.gymnasium.masks import as_mask, check_has_mask, folded, folded_space, missing_masks, warn_of_mask
 from rein.errors import EnvironmentContractError, explain
-from rein.networks.observations import ACTION_MASK, RESERVED, entry
+from rein.networks.observation_spaces import ACTION_MASK, RESERVED, entry
 from rein.ops.trees import leaves
 from rein.types import Group, TimeStep, Tree
 

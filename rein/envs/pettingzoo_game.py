@@ -18,11 +18,11 @@ from rein.envs.base.games import Games
 from rein.envs.base.masks import check_masks
 from rein.envs.base.seeding import UNKNOWN
 from rein.envs.base.spaces import Codec, column
-from rein.envs.base.steps import ended_flags
+from rein.envs.base.step_checks import ended_flags
 from rein.envs.gymnasium.adapter import name_of
 from rein.envs.gymnasium.masks import as_mask, folded, folded_space, mask_space
 from rein.errors import EnvironmentContractError
-from rein.networks.observations import ACTION_MASK, entry
+from rein.networks.observation_spaces import ACTION_MASK, entry
 from rein.ops.trees import leaves, to_device
 from rein.types import Tree
 

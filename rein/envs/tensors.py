@@ -19,7 +19,7 @@ from rein.envs.base.contract import check_action
 from rein.envs.base.groups import ObservationGroups
 from rein.envs.base.seeding import UNKNOWN
 from rein.envs.base.spaces import dtypes_of, gymnasium_space, representation
-from rein.envs.base.steps import CLOSED, check_begun, check_open, ends_episodes
+from rein.envs.base.step_checks import CLOSED, check_begun, check_open, ends_episodes
 from rein.errors import EnvironmentContractError, explain
 from rein.ops.random import checked_seed, stream_seed
 from rein.ops.trees import leaves, map_tree

@@ -23,10 +23,10 @@ from rein.episodes.random_policy import RandomPolicy
 from rein.episodes.recorder import Recorder
 from rein.episodes.step import check_part, step_active
 from rein.errors import NonFiniteError, check_keywords
-from rein.networks.observations import children, visible_space
+from rein.networks.observation_spaces import children, visible_space
 from rein.ops.statistics import interquartile_mean
 from rein.ops.trees import to_device
-from rein.protocols import AgentProtocol, Environment, Policy, Replayable, lacking
+from rein.protocols import AgentProtocol, Environment, Policy, Replayable, missing_names
 from rein.types import TimeStep, Tree
 
 _DTYPES = (torch.float64, torch.int64, torch.bool)
@@ -197,9 +197,9 @@ def check_parts(policy: Any, environment: Any) -> None:
 
     Policies without `observation_space` and `action_space` fit every environment. The message suggests a fix.
     """
-    if lacking(policy, Policy):
+    if missing_names(policy, Policy):
         hint = ""
-        if not lacking(environment, Policy):
+        if not missing_names(environment, Policy):
             hint = "; pass the policy first and the environment second"
         elif callable(policy):
             hint = (
@@ -235,7 +235,7 @@ class _Round(NamedTuple):
 
 
 def _replayable(environment: Environment) -> Replayable:
-    if lacking(environment, Replayable):
+    if missing_names(environment, Replayable):
         raise TypeError(f"evaluate(episode_seeds=...): {type(environment).__name__} has no reset_to(episode_seeds)")
     return environment  # type: ignore[return-value]  # has its methods
 

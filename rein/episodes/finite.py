@@ -15,7 +15,7 @@ from torch import Tensor
 from rein.envs.base.masks import MASK_HINT
 from rein.errors import NonFiniteError
 from rein.loop.state import State
-from rein.networks.observations import ACTION_MASK
+from rein.networks.observation_spaces import ACTION_MASK
 from rein.ops.trees import leaves, map_tree
 from rein.replay.rollout import Rollout
 from rein.types import StepState, TimeStep, Transition, Tree

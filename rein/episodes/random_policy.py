@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rein.agents.base.exploration import random_action, random_choices
 from rein.envs.base.spaces import tensor_dtype
-from rein.networks.observations import children, mask_of, visible
+from rein.networks.observation_spaces import children, mask_of, visible
 from rein.ops.random import generator, restore
 from rein.ops.trees import checked_device, leaves
 from rein.types import Tree

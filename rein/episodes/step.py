@@ -17,7 +17,7 @@ from rein.envs.base.masks import check_masks
 from rein.episodes.finite import FiniteData
 from rein.loop.state import State
 from rein.ops.trees import leaves, to_device
-from rein.protocols import AgentProtocol, Environment, Store, lacking
+from rein.protocols import AgentProtocol, Environment, Store, missing_names
 from rein.replay.rollout import RowBuffer
 from rein.types import StepState, TimeStep, Transition, Tree
 
@@ -244,7 +244,7 @@ def _check_names(extras: Mapping[str, Tree], derived: Mapping[str, Tree]) -> Non
 
 def check_fit(agent: AgentProtocol, environment: Environment, store: Store | None) -> None:
     """Raise TypeError if a part lacks something of its protocol, and ValueError if the spaces do not match."""
-    if lacking(agent, AgentProtocol) and not lacking(environment, AgentProtocol):
+    if missing_names(agent, AgentProtocol) and not missing_names(environment, AgentProtocol):
         raise TypeError("training_loop: agent and environment are swapped; pass the agent first")
     check_part("training_loop", agent, AgentProtocol)
     check_part("training_loop", environment, Environment)
@@ -269,7 +269,7 @@ def check_part(caller: str, part: Any, protocol: type) -> None:
     """Raise TypeError if `part` lacks a method or an attribute of the protocol. The message suggests a fix."""
     if isinstance(part, type):
         raise TypeError(f"{caller}: {part.__name__} is a class; pass an instance, {part.__name__}(...)")
-    absent = lacking(part, protocol)
+    absent = missing_names(part, protocol)
     if not absent:
         return
     kind = type(part).__name__

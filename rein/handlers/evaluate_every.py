@@ -22,7 +22,7 @@ from rein.loop.events import Event
 from rein.loop.info import run_info
 from rein.loop.state import INTERRUPT, State
 from rein.ops.trees import map_tree, to_device
-from rein.protocols import AgentProtocol, Environment, Policy, Stateful, Store, lacking
+from rein.protocols import AgentProtocol, Environment, Policy, Stateful, Store, missing_names
 from rein.types import Tree
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def evaluate_every(
     loop.event(event)(**filters)  # raises for wrong filters before the loop owns anything
     process = _process_of(acting, environment, store) if background else None
     loop.own(f"{name}_environment", environment)
-    if not lacking(acting, Stateful) and process is None:
+    if not missing_names(acting, Stateful) and process is None:
         loop.own(f"{name}_policy", acting)
     recorder = None if store is None else _record(loop, environment, store, name)
     episodes = in_whole_worlds(environment, episodes)

@@ -24,8 +24,8 @@ from rein.envs.base.spaces import layout
 from rein.files import absolute
 from rein.integrations.model_card import Facts, card_path, check_card, model_card
 from rein.integrations.weights_file import encode_weights
-from rein.networks.finite import check_parameters
-from rein.networks.observations import ACTION_MASK, CRITIC_OBSERVATION, RESERVED, children, entry
+from rein.networks.finite_parameters import check_parameters
+from rein.networks.observation_spaces import ACTION_MASK, CRITIC_OBSERVATION, RESERVED, children, entry
 from rein.ops.trees import by_name, leaves, map_tree
 from rein.protocols import AgentProtocol, Policy
 from rein.store.format.sealed import write_whole

@@ -20,7 +20,7 @@ from gymnasium.envs.registration import EnvSpec
 from rein.envs.base.spaces import layout
 from rein.loop import Loop
 from rein.loop.state import State
-from rein.networks.observations import children
+from rein.networks.observation_spaces import children
 from rein.ops.trees import leaves, map_tree
 from rein.types import Trajectory, Transition, Tree
 

@@ -16,7 +16,7 @@ from rein.agents.base.agent import Agent
 from rein.agents.base.state import PER_ENVIRONMENT
 from rein.errors import CheckpointError, NonFiniteError
 from rein.files import decode_json, followed, open_file
-from rein.networks.finite import check_parameters
+from rein.networks.finite_parameters import check_parameters
 from rein.networks.named_weights import load_named_weights, named_weights
 from rein.store.checkpoint_file import Checkpoint, describe_part, versions
 from rein.store.spaces import describe_build

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rein.networks.encoder import EncoderFactory, Preprocessor, encoder_for, features_of, through
 from rein.networks.heads import action_head
 from rein.networks.mlp import Stack, orthogonal_linear
-from rein.networks.observations import Features, Inputs, inputs_of
+from rein.networks.observation_spaces import Features, Inputs, inputs_of
 from rein.ops.distributions import Distribution
 from rein.ops.trees import map_tree
 

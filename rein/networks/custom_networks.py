@@ -32,7 +32,7 @@ from rein.networks.encoder import (
 )
 from rein.networks.factories import from_factory
 from rein.networks.heads import ActionHead, ProductHead, action_head
-from rein.networks.observations import Tree, children, inputs_of, is_image, scales, tensors_of, visible_space
+from rein.networks.observation_spaces import Tree, children, inputs_of, is_image, scales, tensors_of, visible_space
 from rein.ops.distributions import Distribution
 from rein.ops.trees import leaves, map_tree
 from rein.ops.values import nonempty_mask

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.networks.normalizers import ObservationNormalizer
-from rein.networks.observations import (
+from rein.networks.observation_spaces import (
     ACTION_MASK,
     CRITIC_OBSERVATION,
     RESERVED,

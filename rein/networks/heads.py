@@ -15,7 +15,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.networks.mlp import orthogonal_linear
-from rein.networks.observations import ACTION_MASK, Tree, children
+from rein.networks.observation_spaces import ACTION_MASK, Tree, children
 from rein.ops.distributions import BallNormal, Categorical, Distribution, MultiDiscrete, Normal, SquashedNormal
 
 _MOST_CHOICES = 1 << 16  # of one integer of a Box

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rein.networks.encoder import Preprocessor, encoder_for, features_of
 from rein.networks.heads import ActionHead, action_head
 from rein.networks.mlp import Stack, orthogonal_linear
-from rein.networks.observations import Features, inputs_of, mask_of
+from rein.networks.observation_spaces import Features, inputs_of, mask_of
 from rein.networks.off_policy import critic_features
 from rein.ops.distributions import Distribution
 from rein.ops.values import mask_values

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rein.networks.encoder import EncoderFactory, NetworkFactory, Preprocessor, encoder_for, features_of, through
 from rein.networks.heads import DiscreteHead, check_bounded, count_actions
 from rein.networks.mlp import Stack, orthogonal_linear
-from rein.networks.observations import Features, Tree, inputs_of
+from rein.networks.observation_spaces import Features, Tree, inputs_of
 from rein.ops.distributions import Distribution, SquashedNormal
 from rein.ops.values import nonempty_mask
 

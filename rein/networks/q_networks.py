@@ -21,7 +21,7 @@ from rein.networks.custom_networks import CustomModules, TreePreprocessor
 from rein.networks.encoder import EncoderFactory, NetworkFactory, Preprocessor, encoder_for, features_of, through
 from rein.networks.heads import count_actions
 from rein.networks.mlp import ACTIVATIONS, Stack, orthogonal_linear
-from rein.networks.observations import Features, inputs_of
+from rein.networks.observation_spaces import Features, inputs_of
 from rein.ops.values import mask_values
 
 

@@ -20,7 +20,7 @@ from rein.files import open_file
 from rein.loop import Loop
 from rein.loop.info import version_of
 from rein.ops.trees import leaves
-from rein.protocols import Store, lacking
+from rein.protocols import Store, missing_names
 from rein.store.format.sealed import Memory, read_sealed, write_whole
 from rein.store.format.state import TRAILER_LENGTH, decode_state, encode_state, find_texts, parse_json
 from rein.store.shards import rows_of
@@ -126,7 +126,7 @@ def describe_part(part: Any) -> dict[str, Any]:
 def describe_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Describe the parts whose configuration affects the results: all parts with a state, except stores."""
     stateful = {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
-    return {name: describe_part(part) for name, part in stateful.items() if lacking(part, Store)}
+    return {name: describe_part(part) for name, part in stateful.items() if missing_names(part, Store)}
 
 
 def differences(

@@ -13,7 +13,7 @@ import torch
 from gymnasium.spaces import Space
 from torch import Tensor
 
-from rein.networks.observations import children
+from rein.networks.observation_spaces import children
 from rein.ops.trees import leaves
 from rein.types import Episodes, Trajectory, Tree
 

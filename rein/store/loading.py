@@ -13,7 +13,7 @@ import torch
 from rein.errors import CheckpointError, NonFiniteError
 from rein.files import absolute, followed, inside
 from rein.loop import Loop
-from rein.networks.finite import check_parameters
+from rein.networks.finite_parameters import check_parameters
 from rein.store.checkpoint_file import (
     Checkpoint,
     describe_part,

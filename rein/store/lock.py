@@ -39,8 +39,8 @@ class Lock:
     Two stores that continue one run would move each other's epochs aside. Windows and some network file systems have no
     such lock; only stores of one process exclude each other on the latter, and none on Windows.
 
-    `give_up` is a function that closes the store, if it may be closed when another store of this process needs the
-    folder: a store that is no longer referenced, or whose run has ended or failed, as in a notebook.
+    `give_up` closes the store when another store of this process needs the folder. It is set for a store that is not
+    referenced any more, and for one whose run has ended or failed.
 
     Raises:
         StoreError: a store of this or another process has locked the folder.

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from rein.envs.base.contract import check_action
 from rein.envs.base.spaces import Codec
 from rein.errors import EnvironmentContractError
-from rein.networks.observations import mask_of
+from rein.networks.observation_spaces import mask_of
 from rein.ops.trees import leaves, map_tree, to_device
-from rein.protocols import AgentProtocol, Environment, Policy, lacking
+from rein.protocols import AgentProtocol, Environment, Policy, missing_names
 from rein.testing.environment import valid_actions
 from rein.testing.stateful import StatefulContract, copy_state, first_difference
 from rein.types import Transition
@@ -66,8 +66,8 @@ class AgentContract:
     def test_implements_agent_protocol(self) -> None:
         """The agent and its policy implement the protocols, counts start at 0, and the config is JSON."""
         agent = self.make(0)
-        assert lacking(agent, AgentProtocol) == []
-        assert lacking(agent.policy(), Policy) == []
+        assert missing_names(agent, AgentProtocol) == []
+        assert missing_names(agent.policy(), Policy) == []
         assert (agent.seed, agent.env_steps, agent.updates) == (0, 0, 0)
         json.dumps(agent.config, allow_nan=False)
 

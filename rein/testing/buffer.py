@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rein.ops.random import generator, hash_bits
 from rein.ops.trees import leaves, map_tree, to_device
-from rein.protocols import Buffer, lacking
+from rein.protocols import Buffer, missing_names
 from rein.testing.stateful import StatefulContract, copy_state, first_difference
 from rein.types import Transition
 
@@ -60,7 +60,7 @@ class BufferContract:
     def test_len_counts_valid_transitions(self) -> None:
         """`len` is the number of valid transitions."""
         buffer = self.make(10 * self.num_envs)
-        assert lacking(buffer, Buffer) == []
+        assert missing_names(buffer, Buffer) == []
         assert len(buffer) == 0
         for step in range(25):
             self._append(buffer, step, self._mask(step))

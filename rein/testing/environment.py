@@ -29,10 +29,10 @@ from rein.envs.base.contract import agents_per_world, check_observation, check_t
 from rein.envs.base.spaces import Codec
 from rein.errors import ReinError
 from rein.networks.heads import choices
-from rein.networks.observations import ACTION_MASK, children, entry
+from rein.networks.observation_spaces import ACTION_MASK, children, entry
 from rein.ops.random import episode_seeds
 from rein.ops.trees import leaves, map_tree
-from rein.protocols import Environment, lacking
+from rein.protocols import Environment, missing_names
 from rein.testing.stateful import check_plain, copy_state, first_difference
 from rein.types import Group, TimeStep, Tree
 
@@ -65,7 +65,7 @@ class EnvironmentContract:
     def test_implements_environment_protocol(self) -> None:
         """Attributes have the types of the protocol, and the config is JSON."""
         environment = self.make(self.num_envs, _SEED)
-        assert not (missing := lacking(environment, Environment)), f"missing: {', '.join(missing)}"
+        assert not (missing := missing_names(environment, Environment)), f"missing: {', '.join(missing)}"
         if hasattr(environment, "worlds"):
             self._check_worlds(environment)
         else:

@@ -24,7 +24,7 @@ import torch
 from rein.errors import StoreError
 from rein.ops.random import stream_seed
 from rein.ops.trees import leaves, map_tree
-from rein.protocols import Store, lacking
+from rein.protocols import Store, missing_names
 from rein.testing.stateful import check_plain, copy_state
 from rein.types import Episodes, Trajectory
 
@@ -46,7 +46,7 @@ class StoreContract:
     def test_implements_store_protocol(self, tmp_path: Path) -> None:
         """The store implements the protocol, and its config is JSON."""
         store = self.make(tmp_path / "run")
-        assert lacking(store, Store) == []
+        assert missing_names(store, Store) == []
         json.dumps(store.config, allow_nan=False)
         store.close()
 

@@ -25,7 +25,7 @@ from rein.errors import check_keywords
 from rein.loop import Loop
 from rein.loop.filters import NOT_GIVEN
 from rein.loop.state import State
-from rein.networks.observations import ACTION_MASK, children, tensors_of
+from rein.networks.observation_spaces import ACTION_MASK, children, tensors_of
 from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import Store
 from rein.replay.frames import FrameReplay

@@ -34,7 +34,7 @@ from rein.loop import Loop, checks
 from rein.loop.events import Event
 from rein.loop.filters import NOT_GIVEN
 from rein.loop.state import State
-from rein.networks.finite import check_parameters
+from rein.networks.finite_parameters import check_parameters
 from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, stream_seed
 from rein.ops.trees import map_tree, to_device

@@ -25,7 +25,7 @@ from rein.agents.impala import IMPALA
 from rein.agents.ppo import PPO
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.heads import DiscreteHead, ProductHead, action_head
-from rein.networks.observations import Inputs
+from rein.networks.observation_spaces import Inputs
 from rein.networks.recurrent import GRU
 from rein.ops.trees import leaves, map_tree
 from rein.testing import AgentContract

@@ -21,7 +21,7 @@ from rein.agents.base.exploration import random_action
 from rein.agents.base.learner import Batch
 from rein.agents.discrete_sac import actor_loss
 from rein.episodes.random_policy import RandomPolicy
-from rein.networks.observations import Inputs, mask_of
+from rein.networks.observation_spaces import Inputs, mask_of
 from rein.ops.random import generator
 from rein.ops.trees import map_tree
 from rein.schedules import linear

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import rein
 from rein.envs.base.spaces import layout
-from rein.networks.observations import children
+from rein.networks.observation_spaces import children
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.types import Tree
 

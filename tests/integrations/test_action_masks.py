@@ -24,7 +24,7 @@ from rein.envs.gymnasium.masks import _warned
 from rein.envs.wrappers.observations import FlattenObservation, FrameStack, observation_history
 from rein.integrations.minari import MinariData, export_minari
 from rein.networks.heads import check_mask
-from rein.networks.observations import ACTION_MASK
+from rein.networks.observation_spaces import ACTION_MASK
 from rein.ops.random import generator
 from rein.testing import EnvironmentContract
 from rein.testing.environment import valid_actions

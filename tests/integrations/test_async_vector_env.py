@@ -471,7 +471,7 @@ def test_worker_that_does_not_read_is_noticed(method: str, monkeypatch: pytest.M
     environment.close()
 
 
-def test_message_is_not_sent_past_garbage() -> None:
+def test_sending_ends_if_the_worker_has_sent_garbage() -> None:
     ours, theirs = multiprocessing.Pipe()
     os.write(theirs.fileno(), b"junk" * 100)
     pipe = _Pipe(ours, None)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rein.networks.convolution import Convolution
-from rein.networks.observations import image_layout
+from rein.networks.observation_spaces import image_layout
 from rein.ops.random import generator
 
 H, W, C, FEATURES = 44, 36, 3, 16

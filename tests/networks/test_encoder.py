@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from rein.networks.convolution import Convolution, MixedEncoder
 from rein.networks.encoder import Flatten, encoder_for
-from rein.networks.observations import scales
+from rein.networks.observation_spaces import scales
 from rein.ops.random import generator
 
 CAMERA = spaces.Box(0, 255, (36, 40, 3), np.uint8)

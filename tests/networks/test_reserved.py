@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from rein.networks.encoder import Preprocessor
 from rein.networks.heads import check_mask
-from rein.networks.observations import Inputs, visible, visible_space
+from rein.networks.observation_spaces import Inputs, visible, visible_space
 
 CPU = torch.device("cpu")
 VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)

@@ -72,7 +72,7 @@ def test_second_store_of_one_process_is_refused_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_store_whose_run_has_ended_gives_way_to_the_next_one(tmp_path, fails):
+def test_store_whose_run_has_ended_is_closed_when_another_one_opens(tmp_path, fails):
     def handler(state):
         if fails:
             raise RuntimeError("a mistake in a notebook")

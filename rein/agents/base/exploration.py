@@ -15,7 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.networks.heads import choices, width
-from rein.networks.observations import mask_of
+from rein.networks.observation_spaces import mask_of
 from rein.ops.exploration import ornstein_uhlenbeck, random_valid, reset_noise
 from rein.ops.trees import leaves
 from rein.schedules import Schedule, as_schedule

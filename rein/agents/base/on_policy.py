@@ -22,7 +22,7 @@ from rein.networks.actor_critic import ActorCritic, CoreFactory
 from rein.networks.encoder import NetworkFactory
 from rein.networks.heads import ContinuousHead
 from rein.networks.normalizers import RewardNormalizer
-from rein.networks.observations import inputs_of
+from rein.networks.observation_spaces import inputs_of
 from rein.ops.distributions import Distribution
 from rein.ops.trees import map_tree
 from rein.replay.rollout import Rollout

@@ -19,7 +19,7 @@ from rein.agents.base.state import PER_ENVIRONMENT, load_state, save_state
 from rein.errors import explain
 from rein.networks.heads import choices
 from rein.networks.normalizers import RewardNormalizer
-from rein.networks.observations import mask_of
+from rein.networks.observation_spaces import mask_of
 from rein.ops.random import generator, own_state, restore_own
 from rein.ops.trees import checked_device, leaves, map_tree
 from rein.types import Tree

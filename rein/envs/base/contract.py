@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rein.envs.base.spaces import layout, tensor_dtype
 from rein.errors import EnvironmentContractError
-from rein.networks.observations import children, tensors_of
+from rein.networks.observation_spaces import children, tensors_of
 from rein.ops.trees import leaves
 from rein.types import TimeStep, Transition, Tree
 

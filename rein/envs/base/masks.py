@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rein.errors import EnvironmentContractError
 from rein.networks.heads import choices, is_continuous
-from rein.networks.observations import ACTION_MASK, children, entry
+from rein.networks.observation_spaces import ACTION_MASK, children, entry
 from rein.types import Tree
 
 MASK_HINT = (

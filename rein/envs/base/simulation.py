@@ -21,9 +21,9 @@ from rein.envs.base.contract import check_action, check_rows_of, checked_num_env
 from rein.envs.base.drawing import Frame
 from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.spaces import dtypes_of, representation
-from rein.envs.base.steps import CLOSED, check_begun, check_open
+from rein.envs.base.step_checks import CLOSED, check_begun, check_open
 from rein.errors import EnvironmentContractError, check_keywords, explain
-from rein.networks.observations import children
+from rein.networks.observation_spaces import children
 from rein.ops.random import uniform
 from rein.ops.trees import checked_device, map_tree
 from rein.types import TimeStep, Tree

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.errors import EnvironmentContractError
-from rein.networks.observations import children
+from rein.networks.observation_spaces import children
 from rein.types import Tree
 
 _NARROWED = {"float64": "float32", "uint16": "int32", "uint32": "int64", "uint64": "int64"}

@@ -33,7 +33,7 @@ from rein.envs.base.masks import check_masks
 from rein.envs.base.options import Options, ResetOptions, as_keywords
 from rein.envs.base.seeding import HostEpisodeSeeds
 from rein.envs.base.spaces import Codec, representation
-from rein.envs.base.steps import (
+from rein.envs.base.step_checks import (
     CLOSED,
     RESET,
     STEP,
@@ -49,7 +49,7 @@ from rein.envs.base.steps import (
 from rein.envs.gymnasium.history import ActionHistory, put_actions, zeros
 from rein.envs.gymnasium.masks import warn_of_mask, with_mask
 from rein.errors import EnvironmentContractError, explain, hints
-from rein.networks.observations import ACTION_MASK, entry
+from rein.networks.observation_spaces import ACTION_MASK, entry
 from rein.ops.trees import leaves, map_tree
 from rein.types import TimeStep, Tree
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rein.envs.base.spaces import layout
 from rein.errors import EnvironmentContractError
-from rein.networks.observations import children
+from rein.networks.observation_spaces import children
 from rein.ops.trees import map_tree
 from rein.types import Tree
 

@@ -18,7 +18,7 @@ from rein.envs.base.masks import refuse_mask, wrong_values
 from rein.envs.base.spaces import Codec
 from rein.errors import EnvironmentContractError
 from rein.networks.heads import choices, is_continuous
-from rein.networks.observations import ACTION_MASK, children, entry
+from rein.networks.observation_spaces import ACTION_MASK, children, entry
 from rein.types import Tree
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from rein.envs.base.masks import check_masks
 from rein.envs.base.options import Options, ResetOptions, as_keywords
 from rein.envs.base.seeding import UNKNOWN, HostEpisodeSeeds
 from rein.envs.base.spaces import Codec, cast, layout, representation, rounded_bounds, widened
-from rein.envs.base.steps import (
+from rein.envs.base.step_checks import (
     CLOSED,
     RESET,
     STEP,
@@ -42,7 +42,7 @@ from rein.envs.gymnasium.adapter import as_json, make, name_of
 from rein.envs.gymnasium.async_vector_env import Workers, closed_on_error, starting
 from rein.envs.gymnasium.masks import BatchedMasks, check_has_mask, folded, folded_space, missing_masks, warn_of_mask
 from rein.errors import EnvironmentContractError, explain
-from rein.networks.observations import ACTION_MASK, children, entry
+from rein.networks.observation_spaces import ACTION_MASK, children, entry
 from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree
 

@@ -45,7 +45,7 @@ from rein.envs.gymnasium import masks
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment
 from rein.envs.gymnasium.async_vector_env import ending
 from rein.errors import text_of
-from rein.networks.observations import children
+from rein.networks.observation_spaces import children
 from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree
 

@@ -13,7 +13,7 @@ from rein.loop.clocks import CLOCKS
 from rein.loop.info import run_info
 from rein.loop.state import HALT_LOOP, INTERRUPT, State
 from rein.ops.trees import leaves
-from rein.protocols import Logger, lacking
+from rein.protocols import Logger, missing_names
 
 report = logging.getLogger("rein")
 
@@ -57,7 +57,7 @@ def attach(loop: Loop, logger: Logger, *, event: str = "epoch_ended", **filters:
 
     Raises TypeError if `logger` lacks `write` or `close`.
     """
-    if lacking(logger, Logger):
+    if missing_names(logger, Logger):
         raise TypeError(
             f"attach(loop, {type(logger).__name__}): a logger needs the methods write(clocks, metrics) and close()"
         )

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from rein.accelerate.compiled import captured
 from rein.accelerate.products import fast_products, largest_matrix
-from rein.accelerate.stacked.base import StackedAgents
 from rein.accelerate.stacked.noise import AgentNoise
 from rein.accelerate.stacked.parameters import StackedLearner, StackedModules, can_stack
 from rein.accelerate.stacked.policy_gradient import Outputs, forward, policy_gradient
+from rein.accelerate.stacked.stacked_agents import StackedAgents
 from rein.agents.a2c import A2C
 from rein.agents.base.learner import Batch
 from rein.agents.base.on_policy import OnPolicyAgent, check_enough
 from rein.agents.base.policy_loss import Coefficients, report_rows
-from rein.agents.base.separate import joined, split
+from rein.agents.base.separate_agents import joined, split
 from rein.agents.ppo import PPO
 from rein.networks.heads import DiscreteHead
 from rein.ops.returns import gae

@@ -16,8 +16,8 @@ from torch import Tensor
 from rein.accelerate.closed_form import has_closed_form
 from rein.accelerate.compiled import captured
 from rein.accelerate.products import fast_products, largest_matrix
-from rein.accelerate.stacked.base import StackedAgents
 from rein.accelerate.stacked.parameters import StackedLearner, StackedModules, can_stack
+from rein.accelerate.stacked.stacked_agents import StackedAgents
 from rein.accelerate.stacked.value_gradients import (
     Metrics,
     StackedMLPs,
@@ -27,7 +27,7 @@ from rein.accelerate.stacked.value_gradients import (
     soft_actor_gradient,
     td_gradient,
 )
-from rein.agents.base.separate import joined
+from rein.agents.base.separate_agents import joined
 from rein.agents.ddpg import DDPG
 from rein.agents.dqn import DQN
 from rein.agents.sac import SAC

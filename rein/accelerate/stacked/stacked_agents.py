@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.options import options_of
-from rein.agents.base.separate import SeparateAgents, rows_of_part, split
+from rein.agents.base.separate_agents import SeparateAgents, rows_of_part, split
 from rein.types import Tree
 
 
