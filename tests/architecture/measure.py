@@ -62,7 +62,8 @@ RUN = """
 import rein
 env = rein.envs.CartPole(4, seed=0)
 agent = rein.PPO(env, rollout_steps=8, seed=0)
-loop = rein.training_loop(agent, env, {store}, iterations=8)
+store = {store}
+loop = rein.training_loop(agent, env, store, iterations=8)
 """
 RECORDED = """
 import sys, tempfile, threading, rein
@@ -81,6 +82,7 @@ CHECKPOINT = """
 saver = rein.checkpoint(loop, every=0)
 @loop.epoch_ended(once=2)
 def save(state):
+    store.flush()  # trajectories are written before the recording begins
     recording.append(None)  # all threads
     saver.checkpoints.take(loop, {})
     saver.checkpoints.flush()
