@@ -18,6 +18,9 @@ from rein import testing as testing
 from rein import training as training
 from rein import types as types
 from rein.agents import *
+from rein.collection.first_come import Asynchronous as Asynchronous
+from rein.collection.first_come import FirstCome as FirstCome
+from rein.collection.ray_actors import RayActors as RayActors
 from rein.envs.base.self_play import SelfPlay as SelfPlay
 from rein.envs.jax import JaxEnvironment as JaxEnvironment
 from rein.envs.make import make as make
@@ -51,9 +54,6 @@ from rein.store.loading import save as save
 from rein.store.memory import MemoryStore as MemoryStore
 from rein.store.reader import open_run as open_run
 from rein.store.runs import list_runs as list_runs
-from rein.training.collection.collector import Asynchronous as Asynchronous
-from rein.training.collection.collector import FirstCome as FirstCome
-from rein.training.collection.ray_actors import RayActors as RayActors
 from rein.training.offline import fill as fill
 from rein.training.offline import offline_loop as offline_loop
 from rein.training.opponent_pool import OpponentPool as OpponentPool

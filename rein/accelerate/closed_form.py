@@ -21,9 +21,9 @@ from rein.agents.base.learner import Batch
 from rein.agents.base.losses import Temperature
 from rein.agents.base.policy_loss import Coefficients, report_metrics
 from rein.networks.actor_critic import ActorCritic
+from rein.networks.encoder import inputs_of
 from rein.networks.heads import ContinuousHead, DiscreteHead, ProductHead
 from rein.networks.mlp import Stack
-from rein.networks.observation_spaces import inputs_of
 from rein.networks.off_policy import LOG_STD, Actor, Critics, critic_features
 from rein.networks.q_networks import QNetwork
 from rein.ops.distributions import Categorical, Normal, SquashedNormal

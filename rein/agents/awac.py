@@ -12,8 +12,7 @@ from rein.agents.base.learner import Batch
 from rein.agents.base.losses import critic_loss, likelihood_loss
 from rein.agents.base.options import above_zero, one_of, option
 from rein.agents.base.replay_agent import ContinuousActions, ReplayAgent
-from rein.networks.encoder import NetworkFactory
-from rein.networks.observation_spaces import Features
+from rein.networks.encoder import Features, NetworkFactory
 from rein.networks.off_policy import ContinuousNetworks
 from rein.ops.values import td_target
 from rein.replay.replay import Sample

@@ -17,9 +17,8 @@ from rein.agents.base.learner import Batch
 from rein.agents.base.losses import likelihood_loss, weighted_mean
 from rein.agents.base.options import flag, option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
-from rein.networks.encoder import EncoderFactory, Preprocessor, encoder_for
+from rein.networks.encoder import EncoderFactory, Preprocessor, encoder_for, inputs_of
 from rein.networks.heads import check_bounded
-from rein.networks.observation_spaces import inputs_of
 from rein.networks.off_policy import Actor, Layers, Scale
 from rein.networks.q_networks import QNetwork
 from rein.ops.exploration import boltzmann

@@ -15,8 +15,7 @@ from rein.agents.base.learner import Batch
 from rein.agents.base.losses import Temperature, check_learned, squared_errors, temperature_loss
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
-from rein.networks.encoder import NetworkFactory
-from rein.networks.observation_spaces import Features, inputs_of
+from rein.networks.encoder import Features, NetworkFactory, inputs_of
 from rein.networks.off_policy import ActionValues, DiscreteActor, DiscreteNetworks
 from rein.ops.values import nonempty_mask, td_target
 from rein.replay.replay import Sample

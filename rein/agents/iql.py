@@ -15,8 +15,7 @@ from rein.agents.base.losses import critic_loss, likelihood_loss
 from rein.agents.base.options import in_unit_interval, not_negative, option
 from rein.agents.base.replay_agent import ContinuousActions, ReplayAgent
 from rein.networks.custom_networks import CustomModules, CustomValue, encoder_of
-from rein.networks.encoder import NetworkFactory
-from rein.networks.observation_spaces import Features
+from rein.networks.encoder import Features, NetworkFactory
 from rein.networks.off_policy import ContinuousNetworks, Layers, StateValue
 from rein.ops.losses import expectile
 from rein.ops.trees import map_tree

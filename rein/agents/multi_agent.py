@@ -14,10 +14,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.networks.observation_spaces import children
 from rein.ops.random import checked_seed, stream_seed
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import AgentProtocol, Policy
+from rein.spaces import children
 from rein.types import Group, Transition, Tree
 
 

@@ -18,9 +18,8 @@ from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import default_optimizer
 from rein.agents.base.options import in_unit_interval, option
 from rein.agents.base.value_agent import EpsilonGreedy
-from rein.networks.encoder import NetworkFactory
+from rein.networks.encoder import NetworkFactory, inputs_of
 from rein.networks.normalizers import RewardNormalizer
-from rein.networks.observation_spaces import inputs_of, mask_of
 from rein.networks.q_networks import QNetwork
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.returns import lambda_returns
@@ -28,6 +27,7 @@ from rein.ops.statistics import masked_mean, minibatches
 from rein.ops.values import mask_values
 from rein.replay.rollout import Rollout
 from rein.schedules import Schedule, linear
+from rein.spaces import mask_of
 from rein.types import Transition, Tree
 
 

@@ -19,7 +19,7 @@ from rein.agents.base.options import at_least_one, not_below_zero, option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.agents.base.value_agent import EPSILON, EpsilonGreedy
 from rein.networks.actor_critic import CoreFactory
-from rein.networks.observation_spaces import Inputs, inputs_of, mask_of
+from rein.networks.encoder import Inputs, inputs_of
 from rein.networks.q_networks import OnlineAndTarget, RecurrentQNetwork
 from rein.networks.recurrent import LSTM
 from rein.ops.exploration import epsilon_greedy
@@ -29,6 +29,7 @@ from rein.ops.trees import map_tree
 from rein.ops.values import mask_values, td_target
 from rein.replay.sequences import Clips, SequenceReplay
 from rein.schedules import Schedule, linear
+from rein.spaces import mask_of
 from rein.types import Transition, Tree
 
 

@@ -14,8 +14,7 @@ from rein.agents.base.learner import Batch
 from rein.agents.base.losses import Temperature, check_learned, critic_loss, temperature_loss
 from rein.agents.base.options import option
 from rein.agents.base.replay_agent import ContinuousActions, ReplayAgent
-from rein.networks.encoder import NetworkFactory
-from rein.networks.observation_spaces import Features
+from rein.networks.encoder import Features, NetworkFactory
 from rein.networks.off_policy import Actor, ContinuousNetworks
 from rein.ops.values import td_target
 from rein.replay.replay import Sample

@@ -13,10 +13,9 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.contract import check_action, check_rows_of, checked_num_envs, restored
+from rein.envs.base.contract import check_action, check_rows_of, checked_num_envs, representation, restored
 from rein.envs.base.drawing import GREEN, WHITE, Frame, board
 from rein.envs.base.seeding import EpisodeSeeds
-from rein.envs.base.spaces import representation
 from rein.envs.base.step_checks import CLOSED, check_begun, check_open
 from rein.errors import check_keywords, explain
 from rein.ops.random import integers

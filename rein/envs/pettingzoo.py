@@ -5,7 +5,6 @@ Shapes: W worlds, A agents of a world, N = W * A rows.
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import re
@@ -19,10 +18,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.contract import check_action, check_rows_of, checked_count, restored
-from rein.envs.base.masks import check_masks
+from rein.envs.base.contract import check_action, check_rows_of, checked_count, representation, restored
 from rein.envs.base.seeding import HostEpisodeSeeds
-from rein.envs.base.spaces import Codec, representation
 from rein.envs.base.step_checks import (
     CLOSED,
     RESET,
@@ -37,10 +34,13 @@ from rein.envs.base.step_checks import (
 from rein.envs.gymnasium.adapter import as_json, name_of
 from rein.envs.gymnasium.async_vector_env import Workers, in_processes, portable
 from rein.envs.gymnasium.history import ActionHistory
-from rein.envs.gymnasium.masks import as_mask, check_has_mask, folded, folded_space, missing_masks, warn_of_mask
+from rein.envs.gymnasium.masks import check_has_mask, missing_masks, warn_of_mask
 from rein.errors import EnvironmentContractError, explain
-from rein.networks.observation_spaces import ACTION_MASK, RESERVED, entry
 from rein.ops.trees import leaves
+from rein.spaces import ACTION_MASK, entry
+from rein.spaces.common import append_agent_id, check_sizes, common_space, masks_of_sizes, padded, with_agent_id
+from rein.spaces.conversion import Codec
+from rein.spaces.masks import as_mask, check_masks, folded, folded_space
 from rein.types import Group, TimeStep, Tree
 
 logger = logging.getLogger(__name__)
@@ -140,13 +140,13 @@ class PettingZooEnvironment:
         about = self._envs[0].about() if self._processes is None else self._processes.call("about", {0: ()})[0]
         self._names, self._observation_spaces, self._action_spaces, self._render_fps = about
         self._unpadded_spaces = self._observation_spaces
-        self.single_action_space = _common(self._name, "action", self._action_spaces)
+        self.single_action_space = common_space(self._name, "action", self._action_spaces)
         if self.agent_id:
-            self._observation_spaces = _with_id(self._name, self._observation_spaces)
-        self.single_observation_space = _common(self._name, "observation", self._observation_spaces)
+            self._observation_spaces = with_agent_id(self._name, self._observation_spaces)
+        self.single_observation_space = common_space(self._name, "observation", self._observation_spaces)
         self._masks = None  # of the actions (A,) that each agent has, if the observation needs such masks
         if entry(self.single_observation_space, ACTION_MASK) is None:
-            self._masks = _masks(self.single_action_space, self._action_spaces)
+            self._masks = masks_of_sizes(self.single_action_space, self._action_spaces)
         if self._masks is not None:
             mask_space = spaces.MultiBinary(len(self._masks[0]))
             self.single_observation_space = folded_space(self.single_observation_space, mask_space)
@@ -417,12 +417,12 @@ class PettingZooEnvironment:
 
         Raises EnvironmentContractError for a vector of another size than the space of the agent.
         """
-        _check_sizes(f"{self._name}: observation of {self._names[agent]!r}", observation, self._unpadded_spaces[agent])
+        check_sizes(f"{self._name}: observation of {self._names[agent]!r}", observation, self._unpadded_spaces[agent])
         if self.agent_id:
-            observation = _appended(observation, self._observation_spaces[agent], agent, len(self._names))
+            observation = append_agent_id(observation, self._observation_spaces[agent], agent, len(self._names))
         if self._masks is not None:
             observation = folded(observation, self._masks[agent])
-        return _padded(observation, self.single_observation_space)
+        return padded(observation, self.single_observation_space)
 
     def _of_agent(self, row: int, action: Any) -> Any:
         """Return the action of a row as an action of its agent.
@@ -580,95 +580,3 @@ def _made(make: Callable[..., Any], make_kwargs: Mapping[str, Any], name: str) -
             "parallel environment, such as parallel_env"
         )
     return made
-
-
-def _common(name: str, what: str, all_spaces: Sequence[spaces.Space[Any]]) -> spaces.Space[Any]:
-    """Return a space that contains the values of all spaces. Raises TypeError if there is none."""
-    first = all_spaces[0]
-    if all(space == first for space in all_spaces):
-        return first
-    if all(isinstance(space, spaces.Discrete) and space.start == 0 for space in all_spaces):
-        return max(all_spaces, key=lambda space: space.n)  # type: ignore[attr-defined]  # they are Discrete
-    if all(isinstance(space, spaces.Box) and space.shape and len(space.shape) == 1 for space in all_spaces):
-        boxes: Any = all_spaces
-        size = max(box.shape[0] for box in boxes)
-        low, high = (
-            functools.reduce(smaller, [np.pad(bound, (0, size - len(bound))) for bound in bounds])
-            for smaller, bounds in ((np.minimum, [box.low for box in boxes]), (np.maximum, [box.high for box in boxes]))
-        )
-        return spaces.Box(low, high, dtype=np.result_type(*[box.dtype for box in boxes]).type)
-    if all(isinstance(space, spaces.MultiBinary) and isinstance(space.n, int) for space in all_spaces):
-        return max(all_spaces, key=lambda space: space.n)  # type: ignore[attr-defined]  # they are MultiBinary
-    if what == "observation" and all(isinstance(space, spaces.Dict) for space in all_spaces):
-        parts: Any = [space.spaces for space in all_spaces]  # type: ignore[attr-defined]  # they are Dict
-        if all(part.keys() == parts[0].keys() for part in parts):
-            return spaces.Dict({key: _common(name, what, [part[key] for part in parts]) for key in parts[0]})
-    advice = "spaces of different sizes must all be Discrete or Box vectors"
-    if all(isinstance(space, spaces.Discrete) for space in all_spaces):
-        advice = "Discrete spaces of different sizes must start at 0"
-    raise TypeError(f"{name}: the {what} spaces of the agents differ: {', '.join(map(str, all_spaces))}; {advice}")
-
-
-def _with_id(name: str, all_spaces: Sequence[spaces.Space[Any]]) -> list[spaces.Space[Any]]:
-    """Return the spaces of agents whose padded vectors are followed by a one-hot vector of the agent.
-
-    Raises TypeError if the observations of an agent, without reserved entries, are not vectors of floats.
-    """
-    keys = [_vector_key(space) for space in all_spaces]
-    vectors = [space if key is None else space[key] for space, key in zip(all_spaces, keys, strict=True)]  # type: ignore[index]  # a Dict
-    for space in vectors:
-        if not isinstance(space, spaces.Box) or len(space.shape) != 1 or space.dtype.kind != "f":
-            raise TypeError(f"{name}: agent_id=True needs observations that are vectors of floats, got {space}")
-    space: Any = _common(name, "observation", vectors)
-    agents = len(all_spaces)
-    low, high = np.append(space.low, np.zeros(agents)), np.append(space.high, np.ones(agents))
-    longer = spaces.Box(low.astype(space.dtype), high.astype(space.dtype), dtype=space.dtype.type)
-    return [
-        longer if key is None else spaces.Dict({**space.spaces, key: longer})  # type: ignore[attr-defined]  # a Dict
-        for space, key in zip(all_spaces, keys, strict=True)
-    ]
-
-
-def _vector_key(space: spaces.Space[Any]) -> str | None:
-    """Return the key of the only entry of a Dict that is not reserved."""
-    keys = [key for key in space.spaces if key not in RESERVED] if isinstance(space, spaces.Dict) else []
-    return keys[0] if len(keys) == 1 else None
-
-
-def _appended(observation: Any, space: spaces.Space[Any], agent: int, agents: int) -> Any:
-    """Return an observation whose vector is padded and followed by a one-hot vector of the agent."""
-    if (key := _vector_key(space)) is not None:
-        return {**observation, key: _appended(observation[key], space[key], agent, agents)}  # type: ignore[index]  # a Dict
-    row = _padded(observation, space)
-    row[len(row) - agents + agent] = 1.0
-    return row
-
-
-def _masks(common: spaces.Space[Any], all_spaces: Sequence[Any]) -> list[np.ndarray[Any, Any]] | None:
-    """Return the mask of the actions that each agent has; None if all agents have the same number."""
-    if not isinstance(common, spaces.Discrete) or all(space.n == common.n for space in all_spaces):
-        return None
-    return [(np.arange(common.n) < space.n).astype(np.int8) for space in all_spaces]
-
-
-def _check_sizes(what: str, value: Any, space: spaces.Space[Any]) -> None:
-    """Raise EnvironmentContractError for a vector of another size, which padding would hide."""
-    if isinstance(space, spaces.Dict):
-        for key in value.keys() & space.keys() if isinstance(value, Mapping) else ():
-            _check_sizes(f"{what}, {key}", value[key], space[key])
-    elif isinstance(space, spaces.Box | spaces.MultiBinary) and np.shape(value) != space.shape:
-        raise EnvironmentContractError(f"{what}: expected shape {space.shape}, got {np.shape(value)}")
-
-
-def _padded(value: Any, space: spaces.Space[Any]) -> Any:
-    """Return a copy of a value, with vectors padded with zeros to the size of the space."""
-    if isinstance(value, Mapping) and isinstance(space, spaces.Dict):
-        return {key: _padded(part, space[key]) if key in space.spaces else part for key, part in value.items()}
-    if isinstance(space, spaces.Tuple | spaces.Dict):
-        return copy.deepcopy(value)
-    array = np.array(value)
-    if array.ndim != 1 or array.shape >= (space.shape or ()):
-        return array
-    row = np.zeros(space.shape or (), space.dtype)
-    row[: len(array)] = array
-    return row

@@ -15,15 +15,14 @@ from torch import Tensor
 
 from rein.envs.base.contract import restored
 from rein.envs.base.games import Games
-from rein.envs.base.masks import check_masks
 from rein.envs.base.seeding import UNKNOWN
-from rein.envs.base.spaces import Codec, column
 from rein.envs.base.step_checks import ended_flags
 from rein.envs.gymnasium.adapter import name_of
-from rein.envs.gymnasium.masks import as_mask, folded, folded_space, mask_space
 from rein.errors import EnvironmentContractError
-from rein.networks.observation_spaces import ACTION_MASK, entry
 from rein.ops.trees import leaves, to_device
+from rein.spaces import ACTION_MASK, entry
+from rein.spaces.conversion import Codec, column
+from rein.spaces.masks import as_mask, check_masks, folded, folded_space, mask_space
 from rein.types import Tree
 
 _FLOAT = np.dtype(np.float32)

@@ -17,16 +17,16 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.contract import agents_per_world, check_range
-from rein.envs.base.masks import check_masks
 from rein.episodes.finite import check_finite_observation
 from rein.episodes.random_policy import RandomPolicy
 from rein.episodes.recorder import Recorder
 from rein.episodes.step import check_part, step_active
 from rein.errors import NonFiniteError, check_keywords
-from rein.networks.observation_spaces import children, visible_space
 from rein.ops.statistics import interquartile_mean
 from rein.ops.trees import to_device
 from rein.protocols import AgentProtocol, Environment, Policy, Replayable, missing_names
+from rein.spaces import children, visible_space
+from rein.spaces.masks import check_masks
 from rein.types import TimeStep, Tree
 
 _DTYPES = (torch.float64, torch.int64, torch.bool)

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.envs.base.masks import MASK_HINT
 from rein.errors import NonFiniteError
 from rein.loop.state import State
-from rein.networks.observation_spaces import ACTION_MASK
 from rein.ops.trees import leaves, map_tree
 from rein.replay.rollout import Rollout
+from rein.spaces import ACTION_MASK
+from rein.spaces.masks import MASK_HINT
 from rein.types import StepState, TimeStep, Transition, Tree
 
 HINT = (

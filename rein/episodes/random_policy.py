@@ -14,10 +14,10 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.agents.base.exploration import random_action, random_choices
-from rein.envs.base.spaces import tensor_dtype
-from rein.networks.observation_spaces import children, mask_of, visible
 from rein.ops.random import generator, restore
 from rein.ops.trees import checked_device, leaves
+from rein.spaces import children, mask_of, visible
+from rein.spaces.conversion import tensor_dtype
 from rein.types import Tree
 
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from rein.envs.base.contract import check_observed, check_rows, check_time_step, check_transition
-from rein.envs.base.masks import check_masks
 from rein.episodes.finite import FiniteData
 from rein.loop.state import State
 from rein.ops.trees import leaves, to_device
 from rein.protocols import AgentProtocol, Environment, Store, missing_names
 from rein.replay.rollout import RowBuffer
+from rein.spaces.masks import check_masks
 from rein.types import StepState, TimeStep, Transition, Tree
 
 PHASES = ("action_selected", "action_applied", "observation_recorded", "model_optimized", "trajectory_persisted")

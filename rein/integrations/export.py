@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from rein.agents.base.agent import Agent
 from rein.agents.base.policies import AgentPolicy
-from rein.envs.base.spaces import layout
 from rein.files import absolute
 from rein.integrations.model_card import Facts, card_path, check_card, model_card
 from rein.integrations.weights_file import encode_weights
 from rein.networks.finite_parameters import check_parameters
-from rein.networks.observation_spaces import ACTION_MASK, CRITIC_OBSERVATION, RESERVED, children, entry
 from rein.ops.trees import by_name, leaves, map_tree
 from rein.protocols import AgentProtocol, Policy
+from rein.spaces import ACTION_MASK, CRITIC_OBSERVATION, RESERVED, children, entry
+from rein.spaces.conversion import layout
 from rein.store.format.sealed import write_whole
 from rein.types import Tree
 

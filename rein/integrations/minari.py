@@ -17,11 +17,11 @@ import torch
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
-from rein.envs.base.spaces import layout
 from rein.loop import Loop
 from rein.loop.state import State
-from rein.networks.observation_spaces import children
 from rein.ops.trees import leaves, map_tree
+from rein.spaces import children
+from rein.spaces.conversion import layout
 from rein.types import Trajectory, Transition, Tree
 
 

@@ -18,8 +18,8 @@ from rein.errors import CheckpointError, NonFiniteError
 from rein.files import decode_json, followed, open_file
 from rein.networks.finite_parameters import check_parameters
 from rein.networks.named_weights import load_named_weights, named_weights
+from rein.spaces.space_json import describe_build
 from rein.store.checkpoint_file import Checkpoint, describe_part, versions
-from rein.store.spaces import describe_build
 
 FORMAT = 1  # incremented when an older rein could not load the file
 _HEADER = 4 << 20  # maximum bytes of names, shapes and description; safetensors takes 30 times as much memory for them

@@ -12,10 +12,18 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.encoder import EncoderFactory, Preprocessor, encoder_for, features_of, through
+from rein.networks.encoder import (
+    EncoderFactory,
+    Features,
+    Inputs,
+    Preprocessor,
+    encoder_for,
+    features_of,
+    inputs_of,
+    through,
+)
 from rein.networks.heads import action_head
 from rein.networks.mlp import Stack, orthogonal_linear
-from rein.networks.observation_spaces import Features, Inputs, inputs_of
 from rein.ops.distributions import Distribution
 from rein.ops.trees import map_tree
 

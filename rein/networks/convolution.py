@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.networks.mlp import orthogonal_linear
-from rein.networks.observation_spaces import ImageLayout, image_layout, is_image, tensors_of
+from rein.spaces import ImageLayout, image_layout, is_image, tensors_of
 
 Layers = Sequence[tuple[int, int, int]]  # each (features, kernel, stride)
 

@@ -28,14 +28,16 @@ from rein.networks.encoder import (
     Preprocessor,
     encoder_for,
     features_of,
+    inputs_of,
     through,
 )
 from rein.networks.factories import from_factory
 from rein.networks.heads import ActionHead, ProductHead, action_head
-from rein.networks.observation_spaces import Tree, children, inputs_of, is_image, scales, tensors_of, visible_space
 from rein.ops.distributions import Distribution
 from rein.ops.trees import leaves, map_tree
 from rein.ops.values import nonempty_mask
+from rein.spaces import children, is_image, scales, tensors_of, visible_space
+from rein.types import Tree
 
 
 def policy_outputs(action_space: spaces.Space[Any], *, state_dependent_std: bool = False) -> int:

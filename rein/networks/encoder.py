@@ -3,7 +3,7 @@
 `Preprocessor` flattens and normalizes observations, but keeps images. An encoder is the network before the hidden
 layers: convolutions for images, or a custom network.
 
-Shapes: N environments, B rows, F features, K one-hot vectors in a row.
+Shapes: N environments, B rows, F features, K one-hot vectors in a row, A actions, C features of a critic observation.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.networks.normalizers import ObservationNormalizer
-from rein.networks.observation_spaces import (
+from rein.spaces import (
     ACTION_MASK,
     CRITIC_OBSERVATION,
     RESERVED,
-    Inputs,
-    Tree,
     children,
     entry,
     has_images,
@@ -33,6 +31,23 @@ from rein.networks.observation_spaces import (
     visible,
     visible_space,
 )
+from rein.types import Tree
+
+
+class Inputs(NamedTuple):
+    """Inputs of a network whose observations have reserved entries."""
+
+    features: Tensor  # (B, F), or images
+    action_mask: Tree | None = None  # (B, A) bool, or a dictionary of masks; None if every action is valid
+    critic: Tensor | None = None  # (B, C), features of the critic observation
+
+
+Features = Tensor | Inputs  # result of `Preprocessor`
+
+
+def inputs_of(x: Tensor | Inputs) -> Inputs:
+    """Return inputs unchanged, and a tensor of features as inputs without reserved entries."""
+    return x if isinstance(x, Inputs) else Inputs(x)
 
 
 class Flatten:

@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.observation_spaces import is_image
+from rein.spaces import is_image
 
 if TYPE_CHECKING:
     from rein.networks.encoder import EncoderFactory

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +15,9 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.networks.mlp import orthogonal_linear
-from rein.networks.observation_spaces import ACTION_MASK, Tree, children
 from rein.ops.distributions import BallNormal, Categorical, Distribution, MultiDiscrete, Normal, SquashedNormal
-
-_MOST_CHOICES = 1 << 16  # of one integer of a Box
+from rein.spaces import ACTION_MASK, children, choices, is_continuous
+from rein.types import Tree
 
 
 def width(space: spaces.Box) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -223,32 +222,6 @@ def action_head(
     if is_continuous(space):
         return ContinuousHead(features, space, generator, **how)
     return DiscreteHead(features, space, gain, generator)
-
-
-def is_continuous(space: spaces.Space[Any]) -> TypeGuard[spaces.Box]:
-    """Return whether an action space is a Box of floating-point numbers."""
-    return isinstance(space, spaces.Box) and space.dtype.kind == "f"
-
-
-def choices(space: spaces.Space[Any]) -> tuple[list[int], np.ndarray[Any, Any]]:
-    """Return the number of choices of each integer of an action, in one list, and the smallest action, `(*A)`."""
-    if isinstance(space, spaces.Discrete):
-        return [int(space.n)], np.asarray(space.start)
-    if isinstance(space, spaces.MultiDiscrete):
-        return space.nvec.reshape(-1).tolist(), space.start
-    if isinstance(space, spaces.MultiBinary):
-        return [2] * math.prod(space.shape), np.zeros(space.shape, np.int64)
-    if not isinstance(space, spaces.Box):
-        raise ValueError(
-            f"the action space is {space}; use Discrete, MultiDiscrete, MultiBinary, Box, or a Dict or Tuple of these"
-        )
-    number = space.high.astype(np.float64) - space.low.astype(np.float64) + 1.0
-    if not number.size or (number > _MOST_CHOICES).any():
-        raise ValueError(
-            f"the action space is {space}; a Box of integers needs one or more numbers with at most {_MOST_CHOICES:,} "
-            "values each: give narrower bounds, or use a Box of floating-point numbers and round the actions"
-        )
-    return number.astype(np.int64).reshape(-1).tolist(), space.low
 
 
 def check_mask(space: spaces.Space[Any], action_space: spaces.Space[Any], path: str = ACTION_MASK) -> None:

@@ -12,13 +12,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.encoder import Preprocessor, encoder_for, features_of
+from rein.networks.encoder import Features, Preprocessor, encoder_for, features_of, inputs_of
 from rein.networks.heads import ActionHead, action_head
 from rein.networks.mlp import Stack, orthogonal_linear
-from rein.networks.observation_spaces import Features, inputs_of, mask_of
 from rein.networks.off_policy import critic_features
 from rein.ops.distributions import Distribution
 from rein.ops.values import mask_values
+from rein.spaces import mask_of
 from rein.types import Tree
 
 

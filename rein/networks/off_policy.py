@@ -16,12 +16,21 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rein.networks.encoder import EncoderFactory, NetworkFactory, Preprocessor, encoder_for, features_of, through
+from rein.networks.encoder import (
+    EncoderFactory,
+    Features,
+    NetworkFactory,
+    Preprocessor,
+    encoder_for,
+    features_of,
+    inputs_of,
+    through,
+)
 from rein.networks.heads import DiscreteHead, check_bounded, count_actions
 from rein.networks.mlp import Stack, orthogonal_linear
-from rein.networks.observation_spaces import Features, Tree, inputs_of
 from rein.ops.distributions import Distribution, SquashedNormal
 from rein.ops.values import nonempty_mask
+from rein.types import Tree
 
 LOG_STD = (-20.0, 2.0)  # range of an actor's log standard deviation
 

@@ -18,10 +18,18 @@ from torch import Tensor, nn
 
 from rein.networks.actor_critic import CoreFactory
 from rein.networks.custom_networks import CustomModules, TreePreprocessor
-from rein.networks.encoder import EncoderFactory, NetworkFactory, Preprocessor, encoder_for, features_of, through
+from rein.networks.encoder import (
+    EncoderFactory,
+    Features,
+    NetworkFactory,
+    Preprocessor,
+    encoder_for,
+    features_of,
+    inputs_of,
+    through,
+)
 from rein.networks.heads import count_actions
 from rein.networks.mlp import ACTIVATIONS, Stack, orthogonal_linear
-from rein.networks.observation_spaces import Features, inputs_of
 from rein.ops.values import mask_values
 
 

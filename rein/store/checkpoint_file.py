@@ -21,10 +21,10 @@ from rein.loop import Loop
 from rein.loop.info import version_of
 from rein.ops.trees import leaves
 from rein.protocols import Store, missing_names
+from rein.spaces.space_json import describe_build
 from rein.store.format.sealed import Memory, read_sealed, write_whole
 from rein.store.format.state import TRAILER_LENGTH, decode_state, encode_state, find_texts, parse_json
 from rein.store.shards import rows_of
-from rein.store.spaces import describe_build
 
 FORMAT = 2  # incremented when an older rein could not load the state
 

@@ -13,8 +13,8 @@ import torch
 from gymnasium.spaces import Space
 from torch import Tensor
 
-from rein.networks.observation_spaces import children
 from rein.ops.trees import leaves
+from rein.spaces import children
 from rein.types import Episodes, Trajectory, Tree
 
 _LEVELS = 31  # of nested dictionaries: `rein.store.format.layout` reads at most 32 nested groups

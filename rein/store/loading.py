@@ -14,6 +14,7 @@ from rein.errors import CheckpointError, NonFiniteError
 from rein.files import absolute, followed, inside
 from rein.loop import Loop
 from rein.networks.finite_parameters import check_parameters
+from rein.spaces.space_json import describe_build
 from rein.store.checkpoint_file import (
     Checkpoint,
     describe_part,
@@ -30,7 +31,6 @@ from rein.store.format.sealed import USER_BLOCK
 from rein.store.hdf5 import HDF5Store
 from rein.store.metrics import PLOT, evaluations_of, newer_rows
 from rein.store.shards import BEST
-from rein.store.spaces import describe_build
 
 _NAMED = 6  # number of files that an error message lists, the newest ones
 

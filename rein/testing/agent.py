@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from rein.envs.base.contract import check_action
-from rein.envs.base.spaces import Codec
 from rein.errors import EnvironmentContractError
-from rein.networks.observation_spaces import mask_of
 from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import AgentProtocol, Environment, Policy, missing_names
+from rein.spaces import mask_of
+from rein.spaces.conversion import Codec
 from rein.testing.environment import valid_actions
 from rein.testing.stateful import StatefulContract, copy_state, first_difference
 from rein.types import Transition

@@ -26,13 +26,12 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.contract import agents_per_world, check_observation, check_time_step
-from rein.envs.base.spaces import Codec
 from rein.errors import ReinError
-from rein.networks.heads import choices
-from rein.networks.observation_spaces import ACTION_MASK, children, entry
 from rein.ops.random import episode_seeds
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import Environment, missing_names
+from rein.spaces import ACTION_MASK, children, choices, entry
+from rein.spaces.conversion import Codec
 from rein.testing.stateful import check_plain, copy_state, first_difference
 from rein.types import Group, TimeStep, Tree
 

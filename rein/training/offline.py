@@ -19,18 +19,18 @@ from torch import Tensor
 from rein.agents.base.agent import cast_action
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.envs.base.contract import outside
-from rein.envs.base.masks import MASK_HINT, wrong_values
-from rein.envs.base.spaces import tensor_dtype
 from rein.errors import check_keywords
 from rein.loop import Loop
 from rein.loop.filters import NOT_GIVEN
 from rein.loop.state import State
-from rein.networks.observation_spaces import ACTION_MASK, children, tensors_of
 from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import Store
 from rein.replay.frames import FrameReplay
 from rein.replay.prioritized import PrioritizedReplay
 from rein.replay.replay import Replay
+from rein.spaces import ACTION_MASK, children, tensors_of
+from rein.spaces.conversion import tensor_dtype
+from rein.spaces.masks import MASK_HINT, wrong_values
 from rein.training.training_loop import check_learning, own_store, report_agent, seed_parts
 from rein.types import STEP_STATE_TYPES, StepState, Transition, Tree
 

@@ -32,9 +32,9 @@ from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.trees import leaves
 from rein.protocols import Policy
 from rein.schedules import as_schedule
+from rein.spaces.space_json import Space, space_from_json
 from rein.store.checkpoint_file import Checkpoint, describe_part, differences
 from rein.store.loading import part_at, put
-from rein.store.spaces import Space, space_from_json
 
 _ROWS = ("replay", "rollout")  # entries of the state that are data, not parameters
 _CORES = {core.__name__: core for core in (GRU, LSTM, MinimalGRU)}

@@ -17,6 +17,9 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.optimizers import HINT
+from rein.collection.collector import Collector
+from rein.collection.first_come import FirstCome
+from rein.collection.ray_actors import RayActors
 from rein.envs.base.contract import check_range
 from rein.episodes import PHASES, EpisodeStatistics, batch_step
 from rein.episodes.finite import FiniteData
@@ -41,8 +44,6 @@ from rein.ops.trees import map_tree, to_device
 from rein.protocols import AgentProtocol, Environment, Store
 from rein.replay.rollout import RowBuffer
 from rein.schedules import Schedule
-from rein.training.collection.collector import Collector, FirstCome
-from rein.training.collection.ray_actors import RayActors, RayCollector
 from rein.types import STEP_STATE_TYPES, StepState, Trajectory, Tree
 
 logger = logging.getLogger("rein")
@@ -230,7 +231,7 @@ def check_learning(loop: Loop, agent: Any, finite: FiniteData | None, check_fini
 def reset_environments(
     loop: Loop,
     agent: AgentProtocol,
-    environment: Environment | Collector | RayCollector,
+    environment: Environment | Collector,
     statistics: EpisodeStatistics,
     finite: FiniteData | None = None,
     *,
@@ -294,16 +295,14 @@ def reset_environments(
             begin(state, None)
 
 
-def build_collector(
-    agent: Any, environment: Any, collection: FirstCome | RayActors, *, episodic: bool
-) -> Collector | RayCollector:
+def build_collector(agent: Any, environment: Any, collection: FirstCome | RayActors, *, episodic: bool) -> Collector:
     """Return the collector of a loop. Raises ValueError for episodic epochs, in which environments start together."""
     if episodic:
         raise ValueError(f"training_loop(collection={collection!r}, episodic=True): collection needs episodic=False")
     return collection.collector(agent, environment)
 
 
-def collect_with(loop: Loop, collector: Collector | RayCollector) -> None:
+def collect_with(loop: Loop, collector: Collector) -> None:
     """Register a collector, pause it when an epoch or the run ends, and report its staleness.
 
     Raises ValueError at the start of the run if there are handlers of `action_selected` or `action_applied`.

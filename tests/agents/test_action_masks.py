@@ -24,8 +24,8 @@ from rein.agents.bc import BC
 from rein.agents.impala import IMPALA
 from rein.agents.ppo import PPO
 from rein.networks.actor_critic import ActorCritic
+from rein.networks.encoder import Inputs
 from rein.networks.heads import DiscreteHead, ProductHead, action_head
-from rein.networks.observation_spaces import Inputs
 from rein.networks.recurrent import GRU
 from rein.ops.trees import leaves, map_tree
 from rein.testing import AgentContract

@@ -21,10 +21,11 @@ from rein.agents.base.exploration import random_action
 from rein.agents.base.learner import Batch
 from rein.agents.discrete_sac import actor_loss
 from rein.episodes.random_policy import RandomPolicy
-from rein.networks.observation_spaces import Inputs, mask_of
+from rein.networks.encoder import Inputs
 from rein.ops.random import generator
 from rein.ops.trees import map_tree
 from rein.schedules import linear
+from rein.spaces import mask_of
 from rein.testing import AgentContract
 from rein.testing.stateful import first_difference
 from tests.envs.masked_grid import MaskedGrid

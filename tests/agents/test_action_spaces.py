@@ -32,9 +32,9 @@ from rein.agents.td3 import TD3
 from rein.envs import SimulatedEnvironment
 from rein.envs.base.contract import check_action
 from rein.episodes.random_policy import RandomPolicy
-from rein.networks.observation_spaces import tensors_of
 from rein.networks.recurrent import GRU
 from rein.ops.trees import leaves, map_tree
+from rein.spaces import tensors_of
 from rein.testing import AgentContract, EnvironmentContract
 from rein.testing.stateful import first_difference
 from rein.types import Transition

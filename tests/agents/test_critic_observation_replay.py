@@ -25,7 +25,7 @@ from rein.agents.sac import soft_actor_loss
 from rein.envs.cartpole import CartPole
 from rein.envs.probes import Reach
 from rein.envs.wrappers import Wrapper
-from rein.networks.observation_spaces import Inputs
+from rein.networks.encoder import Inputs
 from rein.networks.off_policy import Actor, Critics, Layers
 from rein.ops.random import generator
 from rein.testing import AgentContract

@@ -24,11 +24,13 @@ LEVELS = """
     cli
     recipes testing accelerate
     training
+    collection
     handlers integrations
     episodes
     agents envs store
     replay
     networks
+    spaces
     protocols
     types
     loop schedules

@@ -11,8 +11,8 @@ import torch
 from gymnasium import spaces
 
 from rein.envs.base.contract import check_action, check_observation, check_range, check_rows, check_time_step, restored
-from rein.envs.base.spaces import tensor_dtype
 from rein.errors import EnvironmentContractError
+from rein.spaces.conversion import tensor_dtype
 from rein.types import TimeStep
 
 N = 3

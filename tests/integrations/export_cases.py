@@ -11,9 +11,9 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 import rein
-from rein.envs.base.spaces import layout
-from rein.networks.observation_spaces import children
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
+from rein.spaces import children
+from rein.spaces.conversion import layout
 from rein.types import Tree
 
 VECTOR = spaces.Box(-2.0, 2.0, (4,), np.float32)

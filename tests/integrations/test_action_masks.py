@@ -17,15 +17,15 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
 import rein
-from rein.envs.base.masks import check_masks
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.envs.gymnasium.adapter import rebuild
 from rein.envs.gymnasium.masks import _warned
 from rein.envs.wrappers.observations import FlattenObservation, FrameStack, observation_history
 from rein.integrations.minari import MinariData, export_minari
 from rein.networks.heads import check_mask
-from rein.networks.observation_spaces import ACTION_MASK
 from rein.ops.random import generator
+from rein.spaces import ACTION_MASK
+from rein.spaces.masks import check_masks
 from rein.testing import EnvironmentContract
 from rein.testing.environment import valid_actions
 from rein.testing.stateful import copy_state, first_difference

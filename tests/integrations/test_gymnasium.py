@@ -15,12 +15,12 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from rein.envs.base.spaces import Codec
 from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.gymnasium.vector import BatchCodec
 from rein.errors import EnvironmentContractError
 from rein.ops.random import episode_seeds, integers
 from rein.ops.trees import leaves, map_tree
+from rein.spaces.conversion import Codec
 from rein.testing import EnvironmentContract, StatefulContract
 from rein.testing.stateful import first_difference
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-from rein.envs.base.spaces import Codec
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.envs.wrappers.rewards import SignReward
 from rein.episodes import EpisodeStatistics
 from rein.ops.random import episode_seeds
 from rein.replay.rollout import RowBuffer
+from rein.spaces.conversion import Codec
 from rein.testing import EnvironmentContract
 from rein.testing.stateful import copy_state, first_difference
 

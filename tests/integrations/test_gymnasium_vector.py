@@ -16,9 +16,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.vector.utils import batch_space
 
 from rein.agents.q_learning import QLearning
-from rein.envs.base.spaces import Codec
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.errors import EnvironmentContractError
+from rein.spaces.conversion import Codec
 from rein.store.memory import MemoryStore
 from rein.testing import EnvironmentContract
 from rein.testing.stateful import copy_state, first_difference

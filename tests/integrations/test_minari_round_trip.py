@@ -15,10 +15,10 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rein.envs.base.spaces import layout
 from rein.errors import StoreError
 from rein.integrations.minari import MinariData, export_minari, narrowed
 from rein.ops.trees import leaves, map_tree
+from rein.spaces.conversion import layout
 from rein.store.hdf5 import HDF5Store
 from rein.store.reader import Run, open_run
 from rein.types import Episodes, Trajectory

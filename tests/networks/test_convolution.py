@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rein.networks.convolution import Convolution
-from rein.networks.observation_spaces import image_layout
 from rein.ops.random import generator
+from rein.spaces import image_layout
 
 H, W, C, FEATURES = 44, 36, 3, 16
 SMALL = ((8, 8, 4), (16, 4, 2), (16, 3, 1))

@@ -11,8 +11,8 @@ from gymnasium import spaces
 
 from rein.networks.convolution import Convolution, MixedEncoder
 from rein.networks.encoder import Flatten, encoder_for
-from rein.networks.observation_spaces import scales
 from rein.ops.random import generator
+from rein.spaces import scales
 
 CAMERA = spaces.Box(0, 255, (36, 40, 3), np.uint8)
 DEPTH = spaces.Box(0.0, 1.0, (1, 36, 36))

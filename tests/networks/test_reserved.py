@@ -7,9 +7,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.networks.encoder import Preprocessor
+from rein.networks.encoder import Inputs, Preprocessor
 from rein.networks.heads import check_mask
-from rein.networks.observation_spaces import Inputs, visible, visible_space
+from rein.spaces import visible, visible_space
 
 CPU = torch.device("cpu")
 VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)

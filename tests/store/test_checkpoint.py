@@ -19,6 +19,7 @@ from rein.envs.gridworld import Gridworld
 from rein.errors import CheckpointError, NonFiniteError
 from rein.handlers.checkpoint import checkpoint
 from rein.loop.info import run_info
+from rein.spaces.space_json import describe_build
 from rein.store.checkpoint_file import (
     describe_part,
     differences,
@@ -30,7 +31,6 @@ from rein.store.checkpoint_file import (
 )
 from rein.store.format import sealed
 from rein.store.loading import load, save
-from rein.store.spaces import describe_build
 from rein.testing.stateful import copy_state, first_difference
 
 

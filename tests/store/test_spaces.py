@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rein.store.spaces import describe_build, space_as_json, space_from_json
+from rein.spaces.space_json import describe_build, space_as_json, space_from_json
 
 SPACES = [
     spaces.Discrete(3, start=2),

@@ -31,12 +31,12 @@ from rein.agents.base.options import (
 )
 from rein.agents.base.state import check_state, has_state, load_state, public_state, save_state
 from rein.errors import AgentMeta, explain, hints
-from rein.networks.heads import check_mask, is_continuous
-from rein.networks.observation_spaces import ACTION_MASK, CRITIC_OBSERVATION, children, entry
+from rein.networks.heads import check_mask
 from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, generator
 from rein.ops.trees import checked_device, leaves
 from rein.schedules import Schedule
+from rein.spaces import ACTION_MASK, CRITIC_OBSERVATION, children, entry, is_continuous
 from rein.types import Group, Transition, Tree
 
 if TYPE_CHECKING:

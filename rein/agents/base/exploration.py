@@ -14,11 +14,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.networks.heads import choices, width
-from rein.networks.observation_spaces import mask_of
+from rein.networks.heads import width
 from rein.ops.exploration import ornstein_uhlenbeck, random_valid, reset_noise
 from rein.ops.trees import leaves
 from rein.schedules import Schedule, as_schedule
+from rein.spaces import choices, mask_of
 from rein.types import Tree
 
 

@@ -21,7 +21,7 @@ from rein.agents.base.optimizers import (
     check_learning_rate,
     check_optimizer,
 )
-from rein.networks.observation_spaces import Inputs, inputs_of
+from rein.networks.encoder import Inputs, inputs_of
 from rein.ops.parallel import processes
 from rein.ops.statistics import explained_variance
 from rein.ops.trees import load_plain_state, map_tree, plain_state

@@ -19,10 +19,9 @@ from rein.agents.base.optimizers import default_optimizer
 from rein.agents.base.options import finite, flag, not_negative, option
 from rein.agents.base.policy_loss import METRICS, Coefficients, policy_loss
 from rein.networks.actor_critic import ActorCritic, CoreFactory
-from rein.networks.encoder import NetworkFactory
+from rein.networks.encoder import NetworkFactory, inputs_of
 from rein.networks.heads import ContinuousHead
 from rein.networks.normalizers import RewardNormalizer
-from rein.networks.observation_spaces import inputs_of
 from rein.ops.distributions import Distribution
 from rein.ops.trees import map_tree
 from rein.replay.rollout import Rollout

@@ -17,11 +17,10 @@ from rein.agents.base.exploration import random_choices
 from rein.agents.base.options import options_of
 from rein.agents.base.state import PER_ENVIRONMENT, load_state, save_state
 from rein.errors import explain
-from rein.networks.heads import choices
 from rein.networks.normalizers import RewardNormalizer
-from rein.networks.observation_spaces import mask_of
 from rein.ops.random import generator, own_state, restore_own
 from rein.ops.trees import checked_device, leaves, map_tree
+from rein.spaces import choices, mask_of
 from rein.types import Tree
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from rein.agents.base.exploration import Amount, as_amount
 from rein.agents.base.options import at_least_one, option
 from rein.agents.base.policies import AgentPolicy
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
-from rein.networks.observation_spaces import mask_of
 from rein.ops.exploration import boltzmann, epsilon_greedy
 from rein.ops.values import mask_values
 from rein.replay.frames import FrameReplay, PrioritizedFrameReplay
 from rein.replay.replay import Sample
 from rein.schedules import Schedule, linear
+from rein.spaces import mask_of
 from rein.types import Tree
 
 

@@ -19,10 +19,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.spaces import layout, tensor_dtype
 from rein.errors import EnvironmentContractError
-from rein.networks.observation_spaces import children, tensors_of
 from rein.ops.trees import leaves
+from rein.spaces import children, tensors_of
+from rein.spaces.conversion import layout, tensor_dtype
 from rein.types import TimeStep, Transition, Tree
 
 logger = logging.getLogger("rein")
@@ -332,3 +332,14 @@ def restored(state: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
     if value.shape != like.shape:
         raise ValueError(f"{name}: the state has shape {tuple(value.shape)}, this object {tuple(like.shape)}")
     return value.to(like, copy=True)
+
+
+def representation(environment: Any, *options: str, inner: Any = None) -> str:
+    """Return the `repr` of an environment: type, options and spaces. Spaces equal to those of `inner` are left out."""
+    spaces_ = {name: getattr(environment, f"single_{name}") for name in ("observation_space", "action_space")}
+    shown = [
+        f"{name}={' '.join(repr(space).split())}"  # NumPy breaks long bounds into lines
+        for name, space in spaces_.items()
+        if inner is None or space != getattr(inner, f"single_{name}")
+    ]
+    return f"{type(environment).__name__}({', '.join([*options, *shown])})"

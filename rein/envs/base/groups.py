@@ -6,7 +6,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from rein.networks.observation_spaces import CRITIC_OBSERVATION
+from rein.spaces import CRITIC_OBSERVATION
 from rein.types import Tree
 
 OBSERVATION = "observation"

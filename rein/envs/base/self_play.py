@@ -11,16 +11,15 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from rein.envs.base.contract import check_action, checked_num_envs, restored
+from rein.envs.base.contract import check_action, checked_num_envs, representation, restored
 from rein.envs.base.games import Game
 from rein.envs.base.seeding import EpisodeSeeds
-from rein.envs.base.spaces import representation
 from rein.envs.base.step_checks import CLOSED, check_begun, check_open, ends_episodes
 from rein.envs.pettingzoo_game import PettingZooGame
 from rein.errors import EnvironmentContractError
-from rein.networks.observation_spaces import mask_of
 from rein.ops.random import integers, uniform
 from rein.ops.trees import checked_device, map_tree
+from rein.spaces import mask_of
 from rein.types import TimeStep, Tree
 
 _SEAT, _OPPONENT, _MOVES = 0, 1, 2  # counters of the random numbers of an episode

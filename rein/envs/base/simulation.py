@@ -17,15 +17,15 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.accelerators import find
-from rein.envs.base.contract import check_action, check_rows_of, checked_num_envs, restored
+from rein.envs.base.contract import check_action, check_rows_of, checked_num_envs, representation, restored
 from rein.envs.base.drawing import Frame
 from rein.envs.base.seeding import EpisodeSeeds
-from rein.envs.base.spaces import dtypes_of, representation
 from rein.envs.base.step_checks import CLOSED, check_begun, check_open
 from rein.errors import EnvironmentContractError, check_keywords, explain
-from rein.networks.observation_spaces import children
 from rein.ops.random import uniform
 from rein.ops.trees import checked_device, map_tree
+from rein.spaces import children
+from rein.spaces.conversion import dtypes_of
 from rein.types import TimeStep, Tree
 
 Dynamics = Callable[[Tensor, Tree], tuple[Tensor, Tensor, Tensor]]

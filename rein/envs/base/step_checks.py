@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rein.envs.base.spaces import column
 from rein.errors import EnvironmentContractError, text_of
+from rein.spaces.conversion import column
 
 CLOSED = "closed"  # value of `_ended` of an environment
 

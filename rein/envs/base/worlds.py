@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.envs.base.contract import check_rows_of, checked_count, restored
+from rein.envs.base.contract import check_rows_of, checked_count, representation, restored
 from rein.envs.base.drawing import Frame
 from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.simulation import SimulatedEnvironment, transposed
-from rein.envs.base.spaces import representation
 from rein.errors import check_keywords
 from rein.ops.random import uniform
 from rein.ops.trees import map_tree

@@ -27,12 +27,11 @@ from rein.envs.base.contract import (
     check_rows_of,
     checked_count,
     checked_num_envs,
+    representation,
     restored,
 )
-from rein.envs.base.masks import check_masks
 from rein.envs.base.options import Options, ResetOptions, as_keywords
 from rein.envs.base.seeding import HostEpisodeSeeds
-from rein.envs.base.spaces import Codec, representation
 from rein.envs.base.step_checks import (
     CLOSED,
     RESET,
@@ -49,8 +48,10 @@ from rein.envs.base.step_checks import (
 from rein.envs.gymnasium.history import ActionHistory, put_actions, zeros
 from rein.envs.gymnasium.masks import warn_of_mask, with_mask
 from rein.errors import EnvironmentContractError, explain, hints
-from rein.networks.observation_spaces import ACTION_MASK, entry
 from rein.ops.trees import leaves, map_tree
+from rein.spaces import ACTION_MASK, entry
+from rein.spaces.conversion import Codec
+from rein.spaces.masks import check_masks
 from rein.types import TimeStep, Tree
 
 Source = str | EnvSpec | Callable[..., gymnasium.Env[Any, Any]]

@@ -14,10 +14,10 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.spaces import layout
 from rein.errors import EnvironmentContractError
-from rein.networks.observation_spaces import children
 from rein.ops.trees import map_tree
+from rein.spaces import children
+from rein.spaces.conversion import layout
 from rein.types import Tree
 
 logger = logging.getLogger(__name__)

@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from rein.envs.base.masks import refuse_mask, wrong_values
-from rein.envs.base.spaces import Codec
 from rein.errors import EnvironmentContractError
-from rein.networks.heads import choices, is_continuous
-from rein.networks.observation_spaces import ACTION_MASK, children, entry
+from rein.spaces import ACTION_MASK, entry
+from rein.spaces.conversion import Codec
+from rein.spaces.masks import as_mask, folded, folded_space, is_mask, mask_space, refuse_mask, wrong_values
 from rein.types import Tree
 
 logger = logging.getLogger(__name__)
@@ -37,18 +36,6 @@ def warn_of_mask(name: str, info: Any) -> None:
         )
 
 
-def mask_space(action_space: spaces.Space[Any]) -> spaces.Space[Any] | None:
-    """Return the space of action masks; None if no part of the action is discrete.
-
-    The space is MultiBinary with a number for each choice, or a Dict of the masks of the discrete parts.
-    """
-    inner = children(action_space)
-    if inner is None:
-        return None if is_continuous(action_space) else spaces.MultiBinary(sum(choices(action_space)[0]))
-    parts = {name: mask for name, part in inner.items() if (mask := mask_space(part)) is not None}
-    return spaces.Dict(parts) if parts else None
-
-
 def missing_masks(name: str, environment: Any, action_space: spaces.Space[Any]) -> spaces.Space[Any] | None:
     """Return the space of the masks to add; None if the observations have the entry `action_mask` already.
 
@@ -62,17 +49,6 @@ def missing_masks(name: str, environment: Any, action_space: spaces.Space[Any]) 
     return masks
 
 
-def folded_space(space: spaces.Space[Any], mask: spaces.Space[Any]) -> spaces.Dict:
-    """Return the space of observations with the entry `action_mask`."""
-    return spaces.Dict(folded(space.spaces if isinstance(space, spaces.Dict) else space, mask))
-
-
-def folded(observation: Any, mask: Any) -> dict[str, Any]:
-    """Return an observation with the entry `action_mask`."""
-    others = observation if isinstance(observation, Mapping) else {"observation": observation}
-    return {**others, ACTION_MASK: mask}
-
-
 def check_has_mask(name: str, info: Any) -> None:
     """Raise EnvironmentContractError if the info of a reset has no action mask."""
     if isinstance(info, Mapping) and ACTION_MASK not in info:
@@ -80,46 +56,6 @@ def check_has_mask(name: str, info: Any) -> None:
             f"{name}: action_mask=True: expected info['action_mask'] from reset, got {dict(info)!r:.200}; omit"
             " action_mask=True, or let the environment return masks in reset and step"
         )
-
-
-def as_mask(space: spaces.Space[Any], mask: Any, who: str) -> Any:
-    """Return one action mask as a value of its `mask_space`. None allows every action.
-
-    The mask of several integers is concatenated, or a tuple with a mask for each. The mask of a Tuple is a tuple.
-    Raises EnvironmentContractError, whose message begins with `who`, for anything else.
-    """
-    if isinstance(space, spaces.Dict):
-        if mask is None or isinstance(mask, tuple | list) or _has_known_keys(mask, space):
-            return {name: as_mask(part, _part(mask, name), f"{who}.{name}") for name, part in space.spaces.items()}
-    elif mask is None:
-        return np.ones(space.shape or (), np.int8)
-    else:
-        try:
-            several = isinstance(mask, tuple | list)
-            flat = np.concatenate([np.ravel(part) for part in mask]) if several else np.asarray(mask)
-        except ValueError:  # an empty list, or parts of different shapes
-            flat = np.array(None)
-        if _is_mask(flat, space.shape):
-            allowed = (flat != 0).astype(np.int8)
-            if allowed.tobytes() != flat.tobytes() and wrong_values(flat) is not None:
-                refuse_mask(who, mask)
-            return allowed
-    raise EnvironmentContractError(f"{who}: expected an action mask of {space}, got {mask!r:.200}")
-
-
-def _is_mask(value: np.ndarray[Any, Any], shape: tuple[int, ...] | None) -> bool:
-    return value.shape == shape and value.dtype.kind in "biuf"
-
-
-def _has_known_keys(mask: Any, space: spaces.Dict) -> bool:
-    """Return whether a mask is a dictionary of parts of the space. Other keys may have None."""
-    return isinstance(mask, Mapping) and all(mask[key] is None for key in mask.keys() - space.spaces.keys())
-
-
-def _part(mask: Any, name: str) -> Any:
-    if isinstance(mask, tuple | list):
-        return mask[int(name)] if name.isdecimal() and int(name) < len(mask) else None
-    return None if mask is None else mask.get(name)
 
 
 class FoldedMask(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -171,7 +107,7 @@ class BatchedMasks:
     def read(self, info: Mapping[str, Any]) -> Tree:
         """Return masks (N, A) as tensors, or a dictionary of them."""
         value, given_N = info.get(ACTION_MASK), info.get(f"_{ACTION_MASK}")
-        if isinstance(value, np.ndarray) and _is_mask(value, (self._num_envs, *(self.space.shape or ()))):
+        if isinstance(value, np.ndarray) and is_mask(value, (self._num_envs, *(self.space.shape or ()))):
             missing_N1 = np.False_ if given_N is None else ~np.asarray(given_N, np.bool_)[:, None]
             if (wrong_NA := wrong_values(np.where(missing_N1, value.dtype.type(0), value))) is not None:
                 row = int(np.argwhere(wrong_NA)[0, 0])

@@ -16,18 +16,15 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, VectorizeMode, load_env_creator
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TransformObservation
 from torch import Tensor
 
-from rein.envs.base.contract import check_action, check_observation, checked_num_envs
-from rein.envs.base.masks import check_masks
+from rein.envs.base.contract import check_action, check_observation, checked_num_envs, representation
 from rein.envs.base.options import Options, ResetOptions, as_keywords
 from rein.envs.base.seeding import UNKNOWN, HostEpisodeSeeds
-from rein.envs.base.spaces import Codec, cast, layout, representation, rounded_bounds, widened
 from rein.envs.base.step_checks import (
     CLOSED,
     RESET,
@@ -40,73 +37,13 @@ from rein.envs.base.step_checks import (
 )
 from rein.envs.gymnasium.adapter import as_json, make, name_of
 from rein.envs.gymnasium.async_vector_env import Workers, closed_on_error, starting
-from rein.envs.gymnasium.masks import BatchedMasks, check_has_mask, folded, folded_space, missing_masks, warn_of_mask
+from rein.envs.gymnasium.masks import BatchedMasks, check_has_mask, missing_masks, warn_of_mask
 from rein.errors import EnvironmentContractError, explain
-from rein.networks.observation_spaces import ACTION_MASK, children, entry
 from rein.ops.trees import map_tree
+from rein.spaces import ACTION_MASK, entry
+from rein.spaces.conversion import BatchCodec, Codec, array
+from rein.spaces.masks import check_masks, folded, folded_space
 from rein.types import TimeStep, Tree
-
-
-class BatchCodec:
-    """Converts the arrays of N values of a space to tensors and back. Error messages name the values `field`.
-
-    `batched` is the space of all N values, which defines the dtype of the arrays.
-    """
-
-    def __init__(self, field: str, space: spaces.Space[Any], batched: Any, num_envs: int) -> None:
-        self._field = field
-        inner = children(space)
-        self._inner = None
-        if inner is None:
-            shape, self._dtype = layout(space)
-            self._shape = (num_envs, *shape)
-            self._batched_dtype = batched.dtype
-            self._rounded = rounded_bounds(space)
-        else:
-            places = list(range(len(inner))) if isinstance(space, spaces.Tuple) else list(inner)
-            self._inner = {
-                key: (place, BatchCodec(f"{field}.{key}", child, batched[place], num_envs))
-                for place, (key, child) in zip(places, inner.items(), strict=True)
-            }
-            self._is_tuple = isinstance(space, spaces.Tuple)
-
-    def tensors(self, value: Any) -> Tree:
-        """Return new tensors (N, ...), because the source may reuse its arrays.
-
-        Raises EnvironmentContractError for a wrong shape or dtype.
-        """
-        if self._inner is None:
-            return torch.from_numpy(array(self._field, value, self._dtype, self._shape))
-        try:
-            return {key: inner.tensors(value[place]) for key, (place, inner) in self._inner.items()}
-        except (KeyError, IndexError, TypeError) as error:
-            expected = f"one array for each of {', '.join(self._inner)}"
-            raise EnvironmentContractError(f"{self._field}: expected {expected}: {error!r}") from error
-
-    def arrays(self, tree: Tree) -> Any:
-        """Return new arrays (N, ...). Raises EnvironmentContractError for a wrong shape."""
-        if self._inner is not None:
-            values = {place: inner.arrays(tree[key]) for key, (place, inner) in self._inner.items()}
-            return tuple(values.values()) if self._is_tuple else values
-        if tree.shape != self._shape:
-            expected, got = self._shape, tuple(tree.shape)
-            raise EnvironmentContractError(f"{self._field}: expected a tensor of shape {expected}, got {got}")
-        return widened(tree, self._batched_dtype, self._rounded)
-
-
-def array(field: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return `value` as a new array of the dtype and shape. A cast may lose precision only.
-
-    Raises EnvironmentContractError if the shape differs or a cast is not possible.
-    """
-    got = np.asarray(value)
-    if got.shape == shape:
-        if got.dtype is dtype:
-            return np.array(got)
-        if np.can_cast(got.dtype, dtype, "same_kind"):
-            return cast(field, got, dtype)
-    what = f"{got.dtype} of shape {got.shape}" if got.shape else repr(value)
-    raise EnvironmentContractError(f"{field}: expected {dtype} of shape {shape}, got {what}")
 
 
 def opened(

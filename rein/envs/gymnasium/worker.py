@@ -40,13 +40,13 @@ from gymnasium.vector.utils import CloudpickleWrapper
 from torch import Tensor
 
 from rein.envs.base.pipes import PICKLE, GarbageError, Pipe, has_ended, wait
-from rein.envs.base.spaces import layout
 from rein.envs.gymnasium import masks
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment
 from rein.envs.gymnasium.async_vector_env import ending
 from rein.errors import text_of
-from rein.networks.observation_spaces import children
 from rein.ops.trees import map_tree
+from rein.spaces import children
+from rein.spaces.conversion import layout
 from rein.types import TimeStep, Tree
 
 logger = logging.getLogger(__name__)

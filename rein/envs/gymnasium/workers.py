@@ -27,11 +27,11 @@ from rein.envs.base.contract import (
     check_rows_of,
     checked_count,
     checked_num_envs,
+    representation,
 )
 from rein.envs.base.options import Options, ResetOptions
 from rein.envs.base.pipes import GARBAGE_ADVICE
 from rein.envs.base.seeding import HostEpisodeSeeds
-from rein.envs.base.spaces import representation
 from rein.envs.base.step_checks import missing_values
 from rein.envs.gymnasium.adapter import (
     GymnasiumEnvironment,
@@ -58,8 +58,8 @@ from rein.envs.gymnasium.worker import (
     wait_for_threads,
 )
 from rein.errors import EnvironmentContractError, WorkerDied, WorkerError, WorkerTimeout, explain, text_of
-from rein.networks.observation_spaces import ACTION_MASK
 from rein.ops.trees import leaves, map_tree
+from rein.spaces import ACTION_MASK
 from rein.types import TimeStep, Tree
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.envs.base.contract import representation
 from rein.envs.base.options import Options
-from rein.envs.base.spaces import representation
 from rein.ops.trees import map_tree
 from rein.types import Group, TimeStep, Tree
 

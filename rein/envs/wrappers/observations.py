@@ -14,12 +14,12 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.contract import restored
-from rein.envs.base.spaces import layout, tensor_dtype
 from rein.envs.wrappers.base import Wrapper, may_hold, where_inside, where_rows
 from rein.networks.encoder import Flatten
-from rein.networks.observation_spaces import RESERVED, children, visible, visible_space
 from rein.ops.trees import map_tree
 from rein.protocols import Environment
+from rein.spaces import RESERVED, children, visible, visible_space
+from rein.spaces.conversion import layout, tensor_dtype
 from rein.types import TimeStep, Tree
 
 

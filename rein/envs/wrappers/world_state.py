@@ -16,8 +16,8 @@ from torch import Tensor
 from rein.envs.base.contract import agents_per_world, restored
 from rein.envs.wrappers.base import Wrapper, where_inside
 from rein.networks.encoder import Flatten
-from rein.networks.observation_spaces import CRITIC_OBSERVATION, visible, visible_space
 from rein.protocols import Environment
+from rein.spaces import CRITIC_OBSERVATION, visible, visible_space
 from rein.types import Group, TimeStep, Tree
 
 

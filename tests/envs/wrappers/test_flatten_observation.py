@@ -10,8 +10,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.envs.base.spaces import Codec
 from rein.envs.wrappers.observations import FlattenObservation
+from rein.spaces.conversion import Codec
 
 SPACES: dict[str, spaces.Space[Any]] = {
     "vector": spaces.Box(-1.0, 1.0, (3,)),

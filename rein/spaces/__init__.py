@@ -1,42 +1,27 @@
-"""Structure of observations: their tensors, images, and the reserved entries `action_mask` and `critic_observation`.
+"""Structure of spaces: their tensors, images, choices, and the reserved entries of observations.
 
 `action_mask` is nonzero for each valid action. `critic_observation` is seen by critics only. Both are removed before
 the encoder. A single remaining entry counts as the observation itself.
 
-Shapes: B rows, F features of an observation, A actions, C features of a critic observation.
+Shapes: N environments, A actions, B rows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from gymnasium import spaces
 from torch import Tensor
 
 from rein.ops.trees import map_tree
-
-Tree = Any  # a Tensor, or a (nested) dictionary of tensors
+from rein.types import Tree
 
 ACTION_MASK, CRITIC_OBSERVATION = "action_mask", "critic_observation"
 RESERVED = frozenset((ACTION_MASK, CRITIC_OBSERVATION))
-
-
-class Inputs(NamedTuple):
-    """Inputs of a network whose observations have reserved entries."""
-
-    features: Tensor  # (B, F), or images
-    action_mask: Tree | None = None  # (B, A) bool, or a dictionary of masks; None if every action is valid
-    critic: Tensor | None = None  # (B, C), features of the critic observation
-
-
-Features = Tensor | Inputs  # result of `Preprocessor`
-
-
-def inputs_of(x: Tensor | Inputs) -> Inputs:
-    """Return inputs unchanged, and a tensor of features as inputs without reserved entries."""
-    return x if isinstance(x, Inputs) else Inputs(x)
+_MOST_CHOICES = 1 << 16  # of one integer of a Box
 
 
 def mask_of(observation: Tree) -> Tree | None:
@@ -106,6 +91,32 @@ def tensors_of(
         return
     for key, child in inner.items():
         yield from tensors_of(child, (*path, key))
+
+
+def is_continuous(space: spaces.Space[Any]) -> TypeGuard[spaces.Box]:
+    """Return whether an action space is a Box of floating-point numbers."""
+    return isinstance(space, spaces.Box) and space.dtype.kind == "f"
+
+
+def choices(space: spaces.Space[Any]) -> tuple[list[int], np.ndarray[Any, Any]]:
+    """Return the number of choices of each integer of an action, in one list, and the smallest action, `(*A)`."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)], np.asarray(space.start)
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.nvec.reshape(-1).tolist(), space.start
+    if isinstance(space, spaces.MultiBinary):
+        return [2] * math.prod(space.shape), np.zeros(space.shape, np.int64)
+    if not isinstance(space, spaces.Box):
+        raise ValueError(
+            f"the action space is {space}; use Discrete, MultiDiscrete, MultiBinary, Box, or a Dict or Tuple of these"
+        )
+    number = space.high.astype(np.float64) - space.low.astype(np.float64) + 1.0
+    if not number.size or (number > _MOST_CHOICES).any():
+        raise ValueError(
+            f"the action space is {space}; a Box of integers needs one or more numbers with at most {_MOST_CHOICES:,} "
+            "values each: give narrower bounds, or use a Box of floating-point numbers and round the actions"
+        )
+    return number.astype(np.int64).reshape(-1).tolist(), space.low
 
 
 SMALLEST_IMAGE = 36  # pixels per side; smaller images are flattened, because each cell of a grid has its own meaning

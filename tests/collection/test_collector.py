@@ -22,7 +22,7 @@ from rein.loop.state import State
 from rein.networks.recurrent import LSTM
 from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree
-from tests.training.collection.transitions import check_transitions
+from tests.collection.transitions import check_transitions
 
 
 class Shuffled(GymnasiumEnvironment):

@@ -18,7 +18,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.errors import EnvironmentContractError
-from rein.networks.observation_spaces import children
+from rein.spaces import children
 from rein.types import Tree
 
 _NARROWED = {"float64": "float32", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
@@ -78,17 +78,6 @@ def gymnasium_space(space: Any) -> spaces.Space[Any]:
         low, high = (np.broadcast_to(np.asarray(bound, dtype), space.shape) for bound in (space.low, space.high))
         return spaces.Box(low, high, dtype=dtype.type)
     raise TypeError(f"{space!r}: not a Box, Discrete, Dict or Tuple of Gymnasium, gymnax or mjlab")
-
-
-def representation(environment: Any, *options: str, inner: Any = None) -> str:
-    """Return the `repr` of an environment: type, options and spaces. Spaces equal to those of `inner` are left out."""
-    spaces_ = {name: getattr(environment, f"single_{name}") for name in ("observation_space", "action_space")}
-    shown = [
-        f"{name}={' '.join(repr(space).split())}"  # NumPy breaks long bounds into lines
-        for name, space in spaces_.items()
-        if inner is None or space != getattr(inner, f"single_{name}")
-    ]
-    return f"{type(environment).__name__}({', '.join([*options, *shown])})"
 
 
 def rounded_bounds(space: spaces.Space[Any]) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
@@ -237,3 +226,65 @@ def cast(
     raise EnvironmentContractError(
         f"{field}, row {rows[place[0]]}: expected {dtype}, got {array[place]}, which is out of range"
     )
+
+
+class BatchCodec:
+    """Converts the arrays of N values of a space to tensors and back. Error messages name the values `field`.
+
+    `batched` is the space of all N values, which defines the dtype of the arrays.
+    """
+
+    def __init__(self, field: str, space: spaces.Space[Any], batched: Any, num_envs: int) -> None:
+        self._field = field
+        inner = children(space)
+        self._inner = None
+        if inner is None:
+            shape, self._dtype = layout(space)
+            self._shape = (num_envs, *shape)
+            self._batched_dtype = batched.dtype
+            self._rounded = rounded_bounds(space)
+        else:
+            places = list(range(len(inner))) if isinstance(space, spaces.Tuple) else list(inner)
+            self._inner = {
+                key: (place, BatchCodec(f"{field}.{key}", child, batched[place], num_envs))
+                for place, (key, child) in zip(places, inner.items(), strict=True)
+            }
+            self._is_tuple = isinstance(space, spaces.Tuple)
+
+    def tensors(self, value: Any) -> Tree:
+        """Return new tensors (N, ...), because the source may reuse its arrays.
+
+        Raises EnvironmentContractError for a wrong shape or dtype.
+        """
+        if self._inner is None:
+            return torch.from_numpy(array(self._field, value, self._dtype, self._shape))
+        try:
+            return {key: inner.tensors(value[place]) for key, (place, inner) in self._inner.items()}
+        except (KeyError, IndexError, TypeError) as error:
+            expected = f"one array for each of {', '.join(self._inner)}"
+            raise EnvironmentContractError(f"{self._field}: expected {expected}: {error!r}") from error
+
+    def arrays(self, tree: Tree) -> Any:
+        """Return new arrays (N, ...). Raises EnvironmentContractError for a wrong shape."""
+        if self._inner is not None:
+            values = {place: inner.arrays(tree[key]) for key, (place, inner) in self._inner.items()}
+            return tuple(values.values()) if self._is_tuple else values
+        if tree.shape != self._shape:
+            expected, got = self._shape, tuple(tree.shape)
+            raise EnvironmentContractError(f"{self._field}: expected a tensor of shape {expected}, got {got}")
+        return widened(tree, self._batched_dtype, self._rounded)
+
+
+def array(field: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return `value` as a new array of the dtype and shape. A cast may lose precision only.
+
+    Raises EnvironmentContractError if the shape differs or a cast is not possible.
+    """
+    got = np.asarray(value)
+    if got.shape == shape:
+        if got.dtype is dtype:
+            return np.array(got)
+        if np.can_cast(got.dtype, dtype, "same_kind"):
+            return cast(field, got, dtype)
+    what = f"{got.dtype} of shape {got.shape}" if got.shape else repr(value)
+    raise EnvironmentContractError(f"{field}: expected {dtype} of shape {shape}, got {what}")

@@ -14,7 +14,7 @@ import pytest
 
 import rein
 from rein.loop.state import State
-from tests.training.collection.transitions import check_transitions
+from tests.collection.transitions import check_transitions
 
 ray: Any = pytest.importorskip("ray")
 

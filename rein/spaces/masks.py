@@ -1,4 +1,4 @@
-"""Check that action masks have whole numbers from 0, and that those in observations allow an action.
+"""Action masks: their spaces, their values, and whether those in observations allow an action.
 
 Shapes: R environments, A choices of all integers of an action, K integers, E environments without a valid action.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,8 +15,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.errors import EnvironmentContractError
-from rein.networks.heads import choices, is_continuous
-from rein.networks.observation_spaces import ACTION_MASK, children, entry
+from rein.spaces import ACTION_MASK, children, choices, entry, is_continuous
 from rein.types import Tree
 
 MASK_HINT = (
@@ -110,3 +109,67 @@ def _find(mask: spaces.Space[Any], action: spaces.Space[Any], path: tuple[str, .
         yield path, np.cumsum([0, *choices(action)[0][:-1]]), not isinstance(mask, spaces.MultiBinary)
     for name in (inner or {}).keys() & (actions or {}).keys():
         yield from _find(inner[name], actions[name], (*path, name))  # type: ignore[index]  # both have the name
+
+
+def mask_space(action_space: spaces.Space[Any]) -> spaces.Space[Any] | None:
+    """Return the space of action masks; None if no part of the action is discrete.
+
+    The space is MultiBinary with a number for each choice, or a Dict of the masks of the discrete parts.
+    """
+    inner = children(action_space)
+    if inner is None:
+        return None if is_continuous(action_space) else spaces.MultiBinary(sum(choices(action_space)[0]))
+    parts = {name: mask for name, part in inner.items() if (mask := mask_space(part)) is not None}
+    return spaces.Dict(parts) if parts else None
+
+
+def folded_space(space: spaces.Space[Any], mask: spaces.Space[Any]) -> spaces.Dict:
+    """Return the space of observations with the entry `action_mask`."""
+    return spaces.Dict(folded(space.spaces if isinstance(space, spaces.Dict) else space, mask))
+
+
+def folded(observation: Any, mask: Any) -> dict[str, Any]:
+    """Return an observation with the entry `action_mask`."""
+    others = observation if isinstance(observation, Mapping) else {"observation": observation}
+    return {**others, ACTION_MASK: mask}
+
+
+def as_mask(space: spaces.Space[Any], mask: Any, who: str) -> Any:
+    """Return one action mask as a value of its `mask_space`. None allows every action.
+
+    The mask of several integers is concatenated, or a tuple with a mask for each. The mask of a Tuple is a tuple.
+    Raises EnvironmentContractError, whose message begins with `who`, for anything else.
+    """
+    if isinstance(space, spaces.Dict):
+        if mask is None or isinstance(mask, tuple | list) or _has_known_keys(mask, space):
+            return {name: as_mask(part, _part(mask, name), f"{who}.{name}") for name, part in space.spaces.items()}
+    elif mask is None:
+        return np.ones(space.shape or (), np.int8)
+    else:
+        try:
+            several = isinstance(mask, tuple | list)
+            flat = np.concatenate([np.ravel(part) for part in mask]) if several else np.asarray(mask)
+        except ValueError:  # an empty list, or parts of different shapes
+            flat = np.array(None)
+        if is_mask(flat, space.shape):
+            allowed = (flat != 0).astype(np.int8)
+            if allowed.tobytes() != flat.tobytes() and wrong_values(flat) is not None:
+                refuse_mask(who, mask)
+            return allowed
+    raise EnvironmentContractError(f"{who}: expected an action mask of {space}, got {mask!r:.200}")
+
+
+def is_mask(value: np.ndarray[Any, Any], shape: tuple[int, ...] | None) -> bool:
+    """Return whether an array has the shape and a dtype of a mask."""
+    return value.shape == shape and value.dtype.kind in "biuf"
+
+
+def _has_known_keys(mask: Any, space: spaces.Dict) -> bool:
+    """Return whether a mask is a dictionary of parts of the space. Other keys may have None."""
+    return isinstance(mask, Mapping) and all(mask[key] is None for key in mask.keys() - space.spaces.keys())
+
+
+def _part(mask: Any, name: str) -> Any:
+    if isinstance(mask, tuple | list):
+        return mask[int(name)] if name.isdecimal() and int(name) < len(mask) else None
+    return None if mask is None else mask.get(name)

@@ -11,8 +11,7 @@ import copy
 import importlib
 import logging
 import os
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -21,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rein.agents.base.collection_policy import CollectionPolicy
 from rein.agents.base.options import options_of
 from rein.agents.base.policies import load_parameters, parameters_of
+from rein.collection.collection_policy import CollectionPolicy
+from rein.collection.collector import Collector
 from rein.envs.base.contract import checked_count
-from rein.episodes.step import Collected
 from rein.errors import WorkerDied
 from rein.ops.random import stream_seed
 from rein.ops.trees import map_tree, to_device
@@ -71,8 +70,8 @@ class RayActors:
         return RayCollector(agent, environment, self)
 
 
-class RayCollector:
-    """Hands over rows of all environments, which Ray actors step. See `RayActors`."""
+class RayCollector(Collector):
+    """Collects fragments of Ray actors. See `RayActors`."""
 
     def __init__(self, agent: Any, environment: Any, options: RayActors) -> None:
         try:
@@ -84,62 +83,46 @@ class RayCollector:
                 f"training_loop(collection={options!r}): Ray actors cannot build {type(environment).__name__} again; "
                 "use rein.make(id_or_factory, num_envs)"
             )
-        self.num_envs, self.single_observation_space = environment.num_envs, environment.single_observation_space
-        if options.actors > self.num_envs:
-            raise ValueError(f"RayActors(actors={options.actors}): there are {self.num_envs} environments; give fewer")
-        self.ray, self._agent, self._environment, self.options = ray, agent, environment, options
-        rollout = vars(agent).get("rollout")
+        num_envs, rollout = environment.num_envs, vars(agent).get("rollout")
+        if options.actors > num_envs:
+            raise ValueError(f"RayActors(actors={options.actors}): there are {num_envs} environments; give fewer")
+        self.ray, self.options, self.restarts = ray, options, 0
         self.fragment = options.fragment or (32 if rollout is None else rollout.steps)
-        bounds = [self.num_envs * k // options.actors for k in range(options.actors + 1)]
+        super().__init__(agent, environment, options, (options.ahead + 1) * self.fragment)
+        bounds = [num_envs * k // options.actors for k in range(options.actors + 1)]
         self._blocks = [range(*pair) for pair in pairwise(bounds)]
-        self.index_N = torch.full((self.num_envs,), -1, dtype=torch.int64, device="cpu")  # of the current episodes
+        self.index_N = torch.full((num_envs,), -1, dtype=torch.int64, device="cpu")  # of the current episodes
         self._actors: list[_Handle] = []
-        self.most_waiting = options.ahead * self.fragment - 1 if options.ahead else 0  # rows of an actor that may wait
-        self.awaits_reset, self.staleness, self.restarts = False, 0.0, 0
 
-    @property
-    def config(self) -> dict[str, Any]:
-        """Options of the collection, as JSON values."""
-        return {"collection": type(self.options).__name__, **attrs.asdict(self.options)}
+    def pause(self) -> None:
+        """Do nothing: actors wait on their own."""
 
-    @property
-    def episode_seeds(self) -> Tensor:
-        """(N,) int64: seeds of the episodes to which the next row belongs; -1 before the first reset."""
-        if not self._actors:
-            return torch.full((self.num_envs,), -1, dtype=torch.int64, device="cpu")
-        return torch.cat([actor.rows[0]["seed"] if actor.rows else actor.next_seed for actor in self._actors])
-
-    def reset(self) -> Tree:
-        """Begin new episodes in all environments. Rows that were not handed over are discarded."""
+    def _begin(self) -> Tree:
         if not self.ray.is_initialized():
             self.ray.init(include_dashboard=False)
         self._put_weights()
         self._actors = [_Handle(self, block) for block in self._blocks]
         for actor in self._actors:
             actor.begin()
-        self.awaits_reset = False
-        return _joined([actor.observation for actor in self._actors], self._agent.device)
+        joined = map_tree(lambda *x: torch.cat(x), *[actor.observation for actor in self._actors])
+        return to_device(joined, self._agent.device)
 
-    def next_row(self) -> Collected:
-        """Wait until every environment has made its next step, and return the steps as one row."""
+    def _collect(self) -> None:
         if self._agent.updates - self.version >= self.options.refresh:
             self._put_weights()
         for actor in self._actors:
             actor.request()
-        while waiting := [actor for actor in self._actors if not actor.rows]:
+        while waiting := [actor for actor in self._actors if not self.waiting_rows(actor.block)]:
             done, _ = self.ray.wait([actor.pending for actor in waiting], num_returns=1)
             for actor in waiting:
                 if actor.pending in done:
                     actor.receive()
                     actor.request()
-        rows = [actor.rows.popleft() for actor in self._actors]
-        self.staleness = self._agent.updates - sum(len(row["seed"]) * row["version"] for row in rows) / self.num_envs
-        fields = {
-            name: _joined([row[name] for row in rows], self._agent.device)
-            for name in ("observation", "action", "extras", "time_step")
-        }
-        fields["time_step"] = TimeStep(**fields["time_step"])
-        return Collected(**fields, seed=torch.cat([row["seed"] for row in rows]), options=None)
+
+    def _current_seeds(self) -> Tensor:
+        if not self._actors:
+            return torch.full((self.num_envs,), -1, dtype=torch.int64, device="cpu")
+        return torch.cat([actor.next_seed for actor in self._actors])
 
     def _put_weights(self) -> None:
         self.weights, self.version = self.ray.put(_arrays(parameters_of(self._agent))), self._agent.updates
@@ -157,9 +140,6 @@ class RayCollector:
         spaces = agent.observation_space, agent.action_space
         return self._environment.part(block), type(agent), spaces, {**options, "device": "cpu"}
 
-    def pause(self) -> None:
-        """Do nothing: actors wait on their own."""
-
     def state_dict(self) -> dict[str, Any]:
         """Return the indices of the current episodes. Rows that were not handed over are not saved."""
         return {"index": self.index_N}
@@ -175,25 +155,36 @@ class RayCollector:
             raise WorkerDied(f"a Ray actor died, after {self.options.max_restarts} others had been replaced") from error
         logger.warning("a Ray actor died and is replaced (%d of %d)", self.restarts, self.options.max_restarts)
 
+    def waiting_rows(self, block: range) -> int:
+        """Return the number of rows of an actor that were not handed over."""
+        return self._received[block.start] - self._delivered
+
+    def add(self, block: range, step: Mapping[str, Any], version: int) -> None:
+        """Add one step of the environments of an actor."""
+        time_step = TimeStep(**step["time_step"])
+        values = {name: step[name] for name in ("observation", "action", "extras")}
+        self._write_sent({**values, "time_step": time_step}, block, version, step["seed"].tolist())
+        self._count(self._sent, block)
+        self._count(self._received, block)
+
 
 class _Handle:
-    """The actor of some environments, and its rows that were not handed over."""
+    """The actor of some environments."""
 
     def __init__(self, collector: RayCollector, block: range) -> None:
-        self._collector, self._block = collector, block
+        self._collector, self.block = collector, block
         self.pending: Any = None  # reference of the fragment that was requested
-        self.rows: deque[dict[str, Any]] = deque()
         self.observation: Tree = None  # (n, *O) after the last row
         self.next_seed: Any = None  # (n,) of the current episodes after the last row
-        self._last: dict[str, Any] | None = None  # the last row
+        self._last: dict[str, Any] | None = None  # the last step
 
     def begin(self) -> None:
         """Start an actor and begin new episodes. An actor that dies meanwhile is replaced."""
-        owner, mine = self._collector, slice(self._block.start, self._block.stop)
+        owner, mine = self._collector, slice(self.block.start, self.block.stop)
         remote = owner.ray.remote(max_restarts=0, num_cpus=owner.options.num_cpus)(_Remote)
         while True:
             try:
-                self._actor = remote.remote(*owner.parts(self._block))
+                self._actor = remote.remote(*owner.parts(self.block))
                 begun = owner.ray.get(self._actor.begin.remote(owner.index_N[mine].numpy()))
                 break
             except owner.ray.exceptions.RayActorError as error:
@@ -204,7 +195,8 @@ class _Handle:
     def request(self) -> None:
         """Request a fragment, unless one was requested or the actor is too far ahead."""
         owner = self._collector
-        if self.pending is None and len(self.rows) <= owner.most_waiting:
+        most_waiting = max(owner.options.ahead * owner.fragment - 1, 0)
+        if self.pending is None and owner.waiting_rows(self.block) <= most_waiting:
             self.pending = self._actor.collect.remote(owner.weights, owner.version, owner.counts, owner.fragment)
 
     def receive(self) -> None:
@@ -220,10 +212,10 @@ class _Handle:
         fragment, version, self.observation, self.next_seed = _tensors(received)
         time_step = fragment["time_step"]
         ended_Tn = time_step["terminated"] | time_step["truncated"]
-        owner.index_N[self._block.start : self._block.stop] += ended_Tn.sum(0)
+        owner.index_N[self.block.start : self.block.stop] += ended_Tn.sum(0)
         for step in range(len(ended_Tn)):
-            self._last = {**map_tree(lambda x, step=step: x[step], fragment), "version": version}
-            self.rows.append(self._last)
+            last = self._last = map_tree(lambda x, step=step: x[step], fragment)
+            owner.add(self.block, last, version)
 
     def _lose_episodes(self) -> None:
         """Begin new episodes in another actor, after a row that is not valid."""
@@ -235,7 +227,7 @@ class _Handle:
         time_step |= {"observation": self.observation, "final_observation": before}
         time_step["truncated"] = torch.ones_like(time_step["truncated"])
         row = {"observation": before, "action": last["action"], "extras": last["extras"], "time_step": time_step}
-        self.rows.append({**row, "seed": seed_n, "version": self._collector.version})
+        self._collector.add(self.block, {**row, "seed": seed_n}, self._collector.version)
 
 
 class _Remote:
@@ -283,11 +275,6 @@ class _Remote:
         self._observation = time_step.observation
         row = {"observation": observation, "action": action, "extras": extras, "seed": seed_n}
         return {**row, "time_step": time_step._asdict()}
-
-
-def _joined(trees: Sequence[Tree], device: torch.device) -> Tree:
-    """Return the rows of all actors (N, ...) on a device."""
-    return to_device(map_tree(lambda *x: torch.cat(x), *trees), device)
 
 
 def _arrays(tree: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Collection of steps from environments that do not step together."""

@@ -1,0 +1,154 @@
+"""Base class of collectors, which collect the steps of each environment on its own and hand them over as rows.
+
+Shapes: N environments, R of them, L rows that a collector holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from rein.episodes.step import Collected
+from rein.ops.trees import map_tree, to_device
+from rein.types import Tree
+
+
+class Collector(ABC):
+    """Holds the steps of N environments until every environment has made one, and hands them over as a row.
+
+    The steps of an environment stay in order. Row d of the loop consists of step d of every environment. A subclass
+    is a transport of steps: it begins episodes, and collects until a row is complete.
+
+    Args:
+        agent: agent that learns.
+        environment: environments that are stepped.
+        options: options of the collection, such as `FirstCome()`.
+        length: number of rows L that are held at most.
+    """
+
+    def __init__(self, agent: Any, environment: Any, options: Any, length: int) -> None:
+        self._agent, self._environment, self._options, self._length = agent, environment, options, length
+        self.num_envs, self.single_observation_space = environment.num_envs, environment.single_observation_space
+        self.awaits_reset = False
+        self.staleness = 0.0  # mean number of updates since the actions of the last row were selected
+        self._changed = threading.Condition()  # guards the counts of steps
+        self._clear()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Options of the collection, as JSON values."""
+        return {"collection": type(self._options).__name__, **attrs.asdict(self._options)}
+
+    @property
+    def episode_seeds(self) -> Tensor:
+        """(N,) int64: seeds of the episodes to which the next row belongs; -1 before the first reset."""
+        seed_N = self._current_seeds().clone()
+        with self._changed:
+            place = self._delivered % self._length
+            for row, sent in enumerate(self._sent):
+                if sent > self._delivered:
+                    seed_N[row] = self._seeds[place][row]
+        return seed_N
+
+    def reset(self) -> Tree:
+        """Begin new episodes in all environments. Rows that were not handed over are discarded."""
+        self.pause()
+        self._clear()
+        observation = self._begin()
+        self.awaits_reset = False
+        return observation
+
+    def next_row(self) -> Collected:
+        """Wait until every environment has made its next step, and return the steps as one row."""
+        with self._failing():
+            self._collect()
+        place = self._delivered % self._length
+        self.staleness = self._agent.updates - sum(self._versions[place]) / self.num_envs
+        fields = {name: map_tree(lambda x: x[place].clone(), field) for name, field in self._fields.items()}
+        seed_N = torch.tensor(self._seeds[place], dtype=torch.int64, device="cpu")
+        options = None if self._given[place].count(None) == self.num_envs else [*self._given[place]]
+        with self._changed:
+            self._delivered += 1
+        return Collected(**fields, seed=seed_N, options=options)
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Wait until no environment steps. Rows that were not handed over are kept."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Pause, so that the state of the environments can be read. Rows that were not handed over are not saved."""
+        self.pause()
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Request new episodes, because the environments were ahead of the saved run."""
+        self.awaits_reset = True
+
+    @abstractmethod
+    def _begin(self) -> Tree:
+        """Begin new episodes. Returns the first observations (N, *O)."""
+
+    @abstractmethod
+    def _collect(self) -> None:
+        """Collect steps until a row is complete."""
+
+    @abstractmethod
+    def _current_seeds(self) -> Tensor:
+        """Return the seeds (N,) of the episodes to which the next steps belong."""
+
+    def _clear(self) -> None:
+        """Discard all rows."""
+        rows = range(self._length)
+        self._sent, self._received, self._delivered = [0] * self.num_envs, [0] * self.num_envs, 0
+        self._fields: dict[str, Tree] = {}
+        self._versions = [[0] * self.num_envs for _ in rows]  # updates of the parameters that selected the actions
+        self._seeds = [[-1] * self.num_envs for _ in rows]
+        self._given: list[list[Any]] = [[None] * self.num_envs for _ in rows]  # reset options
+        self._error: BaseException | None = None
+
+    def _complete(self) -> bool:
+        return min(self._received) > self._delivered
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Context after whose errors the environments must be reset. Until then, `pause` does not wait for them."""
+        try:
+            yield
+        except BaseException as error:  # raised again
+            self._error, self.awaits_reset = error, True
+            raise
+
+    def _write_sent(
+        self, values: Mapping[str, Tree], rows: Sequence[int], version: int, seeds: Sequence[int], given: Any = None
+    ) -> None:
+        """Write observations, actions and extras (R, ...) of the next steps of `rows`.
+
+        `seeds` and `given` are the episode seeds and reset options of these rows.
+        """
+        self._write(values, rows, self._sent)
+        for row, seed, options in zip(rows, seeds, given or [None] * len(rows), strict=True):
+            place = self._sent[row] % self._length
+            self._versions[place][row], self._seeds[place][row], self._given[place][row] = version, seed, options
+
+    def _count(self, counts: list[int], rows: Sequence[int]) -> None:
+        """Count the steps of `rows` as sent or received."""
+        with self._changed:
+            for row in rows:
+                counts[row] += 1
+            self._changed.notify_all()
+
+    def _write(self, values: Mapping[str, Tree], rows: Sequence[int], counts: Sequence[int]) -> None:
+        device = self._agent.device
+        place_R = torch.tensor([counts[row] % self._length for row in rows], dtype=torch.int64, device=device)
+        row_R = torch.tensor(rows, dtype=torch.int64, device=device)
+        for name, value in to_device(dict(values), device).items():
+            if name not in self._fields:
+                self._fields[name] = map_tree(lambda x: x.new_zeros(self._length, self.num_envs, *x.shape[1:]), value)
+            map_tree(lambda field, x: field.index_put_((place_R, row_R), x), self._fields[name], value)

@@ -1,1 +1,0 @@
-"""Collection of transitions from environments that do not step together."""
