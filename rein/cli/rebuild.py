@@ -32,10 +32,10 @@ from rein.training.saved_agents import rebuilt
 _USED = ("num_envs", "episode_seeds", "reseed", "reset", "apply_action", "close")  # attributes of an environment
 _ADAPTERS = (
     "rein.envs.gymnasium.adapter.GymnasiumEnvironment",
-    "rein.envs.gymnasium.workers.GymnasiumWorkers",
+    "rein.envs.gymnasium.workers.GymnasiumWorkers",  # in files of earlier versions
     "rein.envs.gymnasium.vector.GymnasiumVectorEnvironment",
 )
-NOT_REBUILT = ("rein.envs.base", "rein.envs.gymnasium", "rein.envs.jax", "rein.envs.pettingzoo", "rein.envs.tensors")
+NOT_REBUILT = tuple(f"rein.envs.{name}" for name in ("base", "gymnasium", "host", "jax", "pettingzoo", "tensors"))
 _FILMING = "rein.envs.wrappers.record_video.RecordVideo"
 _DEEPEST = 20  # maximum number of nested wrappers
 

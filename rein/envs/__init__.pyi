@@ -11,7 +11,6 @@ from rein.envs.cartpole import CartPole as CartPole
 from rein.envs.gridworld import Gridworld as Gridworld
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment as GymnasiumEnvironment
 from rein.envs.gymnasium.vector import GymnasiumVectorEnvironment as GymnasiumVectorEnvironment
-from rein.envs.gymnasium.workers import GymnasiumWorkers as GymnasiumWorkers
 from rein.envs.jax import JaxEnvironment as JaxEnvironment
 from rein.envs.mountain_car import MountainCar as MountainCar
 from rein.envs.mountain_car import MountainCarContinuous as MountainCarContinuous

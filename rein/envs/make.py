@@ -8,9 +8,8 @@ from gymnasium.vector import VectorEnv
 
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment, Source
 from rein.envs.gymnasium.vector import GymnasiumVectorEnvironment
-from rein.envs.gymnasium.workers import GymnasiumWorkers
 
-_OF_WORKERS = ("timeout", "on_failure", "max_restarts")  # options of GymnasiumWorkers only
+_OF_WORKERS = ("timeout", "on_failure", "max_restarts")
 
 
 def make(
@@ -21,7 +20,7 @@ def make(
     workers: int | None = None,
     mode: Literal["processes", "threads", "sync"] | None = None,
     **options: Any,
-) -> GymnasiumEnvironment | GymnasiumVectorEnvironment | GymnasiumWorkers:
+) -> GymnasiumEnvironment | GymnasiumVectorEnvironment:
     """Build environments that are stepped together.
 
     Args:
@@ -33,7 +32,7 @@ def make(
             Without workers they are stepped one by one.
         mode: kind of the workers: "processes", the default; "threads" for environments that cannot be pickled or that
             wait; or "sync" for no workers, to find errors.
-        **options: options of `GymnasiumEnvironment`, `GymnasiumVectorEnvironment` or `GymnasiumWorkers`.
+        **options: options of `GymnasiumEnvironment` or `GymnasiumVectorEnvironment`.
             Other options are passed to `gymnasium.make`.
 
     Raises:
@@ -57,5 +56,5 @@ def make(
     if mode == "sync":
         options = {name: value for name, value in options.items() if name not in _OF_WORKERS}
     elif workers is not None:
-        return GymnasiumWorkers(env, num_envs, seed, workers=workers, mode=mode or "processes", **options)
+        options |= {"workers": workers, "mode": mode or "processes"}
     return GymnasiumEnvironment(env, num_envs, seed, **options)

@@ -16,8 +16,8 @@ from torch import Tensor
 from rein.envs.base.contract import restored
 from rein.envs.base.games import Games
 from rein.envs.base.seeding import UNKNOWN
-from rein.envs.base.step_checks import ended_flags
 from rein.envs.gymnasium.adapter import name_of
+from rein.envs.host.results import ended_flags
 from rein.errors import EnvironmentContractError
 from rein.ops.trees import leaves, to_device
 from rein.spaces import ACTION_MASK, entry

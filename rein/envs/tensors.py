@@ -107,7 +107,7 @@ class TensorEnvironment:
     @property
     def awaits_reset(self) -> bool:
         """Whether `reset` must be called before a step: before the first reset, and after a resume."""
-        return self._observation is None
+        return self._observation is None or self._ended is not None
 
     @property
     def config(self) -> dict[str, Any]:

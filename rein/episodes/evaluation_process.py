@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rein.envs.gymnasium.async_vector_env import ending
-from rein.envs.gymnasium.worker import CloudpickleWrapper, dumps, loads
+from rein.envs.host.processes import ending
+from rein.envs.host.worker import CloudpickleWrapper, dumps, loads
 from rein.episodes.evaluation import Evaluation, evaluate
 from rein.ops.trees import to_device
 

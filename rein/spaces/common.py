@@ -92,8 +92,13 @@ def check_sizes(what: str, value: Any, space: spaces.Space[Any]) -> None:
     if isinstance(space, spaces.Dict):
         for key in value.keys() & space.keys() if isinstance(value, Mapping) else ():
             check_sizes(f"{what}, {key}", value[key], space[key])
-    elif isinstance(space, spaces.Box | spaces.MultiBinary) and np.shape(value) != space.shape:
-        raise EnvironmentContractError(f"{what}: expected shape {space.shape}, got {np.shape(value)}")
+    elif isinstance(space, spaces.Box | spaces.MultiBinary):
+        try:
+            shape = np.shape(value)
+        except ValueError:  # lists of different lengths
+            shape = None
+        if shape != space.shape:
+            raise EnvironmentContractError(f"{what}: expected shape {space.shape}, got {shape or repr(value)}")
 
 
 def padded(value: Any, space: spaces.Space[Any]) -> Any:

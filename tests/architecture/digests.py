@@ -1,7 +1,8 @@
 """Check that a change keeps results: `python tests/architecture/digests.py REV` compares this checkout with a commit.
 
-Runs named recipes and writes trajectory files in a worktree of REV and in the checkout, and compares the parameters and
-the bytes. No digest is stored, because digests differ between processors. Exits with status 1 if anything differs.
+Runs named recipes and environments on the host, and writes trajectory files, in a worktree of REV and in the checkout.
+Compares the parameters and the bytes. No digest is stored, because digests differ between processors. Exits with
+status 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import gymnasium
+import numpy as np
 
 ROOT = Path(__file__).parents[2]
 RECIPES: dict[str, dict[str, Any]] = {
@@ -42,6 +46,44 @@ WRITTEN: dict[str, tuple[str, str, dict[str, Any]]] = {
     "worlds": ("PPO", "Navigation", {"rollout_steps": 8}),
     "table": ("QLearning", "Gridworld", {}),
 }
+HOST = ("Gymnasium", "vector", "vector, SAME_STEP", "workers", "PettingZoo", "first-come")
+
+
+class Walkers:
+    """Parallel environment of PettingZoo's API: two agents that walk and leave at different steps."""
+
+    possible_agents = ("short", "long")
+
+    def __init__(self) -> None:
+        self.agents: list[str] = []
+
+    def observation_space(self, agent: str) -> Any:
+        return gymnasium.spaces.Box(-1.0, 99.0, (1 + len(agent) // 5,), "float32")
+
+    def action_space(self, agent: str) -> Any:
+        return gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int, options: Any = None) -> Any:
+        self.agents, self._at = [*self.possible_agents], dict.fromkeys(self.possible_agents, float(seed % 7))
+        return self._observed(), {agent: {} for agent in self.agents}
+
+    def step(self, actions: Any) -> Any:
+        for agent, action in actions.items():
+            self._at[agent] += float(action)
+        here = [*self.agents]
+        ends = {agent: self._at[agent] > (9.0 if agent == "short" else 13.0) for agent in here}
+        rewards, no = dict.fromkeys(here, 1.0), dict.fromkeys(here, False)
+        result = self._observed(), rewards, ends, no, {agent: {} for agent in here}
+        self.agents = [agent for agent in here if not ends[agent]]
+        return result
+
+    def _observed(self) -> Any:
+        return {
+            agent: np.full(self.observation_space(agent).shape, self._at[agent], np.float32) for agent in self.agents
+        }
+
+    def close(self) -> None:
+        pass
 
 
 def digest(tree: Any) -> str:
@@ -64,6 +106,18 @@ def digest(tree: Any) -> str:
 
     add(tree)
     return found.hexdigest()
+
+
+def host_environment(name: str) -> Any:
+    """Return environments that are stepped on the host."""
+    import rein
+
+    if name == "PettingZoo":
+        return rein.PettingZooEnvironment(Walkers, 2, seed=0)
+    if name.startswith("vector"):
+        mode = "SAME_STEP" if name.endswith("SAME_STEP") else None
+        return rein.envs.GymnasiumVectorEnvironment("CartPole-v1", 4, seed=0, autoreset_mode=mode)
+    return rein.make("CartPole-v1", 4, seed=0, workers=None if name == "Gymnasium" else 2)
 
 
 def digests() -> Iterator[tuple[str, str]]:
@@ -92,6 +146,14 @@ def digests() -> Iterator[tuple[str, str]]:
             files = sorted((store.path / "trajectories").iterdir())
             contents = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
         yield f"trajectories, {name}", digest(contents)
+    for name in HOST:
+        environment = host_environment(name)
+        agent, memory = rein.PPO(environment, rollout_steps=16, seed=0), rein.MemoryStore()
+        collection = rein.FirstCome(min_batch=4) if name == "first-come" else None  # in a fixed order
+        rein.training_loop(agent, environment, memory, collection=collection).run(epochs=2, iterations=64)
+        rows = [[trajectory.fields, trajectory.episodes] for trajectory in memory.trajectories]
+        yield f"host, {name}", digest([agent.state_dict(), rows])
+        environment.close()
 
 
 def digests_of(tree: Path) -> dict[str, str]:

@@ -45,7 +45,7 @@ BY_NAME = {"rein.accelerate", "rein.foreign_names"}  # imported by their literal
 # Subpackages whose modules must not import each other, and the modules for shared code in them.
 LEAVES = {
     "agents": {"base"},
-    "envs": {"base", "gymnasium", "wrappers", "probes"},
+    "envs": {"base", "gymnasium", "host", "wrappers", "probes"},
     "envs/probes": {"base"},
     "handlers": {"improvement", "output", "loggers"},
     "handlers/loggers": {"attach", "logger_thread", "media"},

@@ -14,9 +14,9 @@ import rein
 from rein.agents.ppo import PPO
 from rein.cli import main
 from rein.envs.cartpole import CartPole
-from rein.envs.gymnasium import GymnasiumWorkers
 from rein.handlers.checkpoint import checkpoint
 from rein.store.checkpoint_file import read_checkpoint, write_checkpoint
+from tests.workers import in_workers
 
 
 class Mine(PPO):
@@ -221,7 +221,7 @@ def test_fps_option_sets_the_frame_rate(run, work_folder, capsys):
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 def test_run_in_processes_is_evaluated(work_folder, capsys):
-    environment = GymnasiumWorkers("CartPole-v1", 2, 0, max_episode_steps=9)
+    environment = in_workers("CartPole-v1", 2, 0, max_episode_steps=9)
     agent = PPO(environment.single_observation_space, environment.single_action_space, hidden=(8,), seed=0)
     store = rein.HDF5Store("run")
     loop = rein.training_loop(agent, environment, store, epochs=1, iterations=8)

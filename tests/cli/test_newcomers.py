@@ -21,7 +21,7 @@ from rein.agents.sac import SAC
 from rein.cli import main
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
-from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumWorkers
+from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.pendulum import Pendulum
 from rein.handlers.evaluate_every import evaluate_every as evaluate_during
 from rein.handlers.solved import solved
@@ -30,6 +30,7 @@ from rein.recipes.cartpole import cartpole
 from rein.training.offline import offline_loop
 from rein.training.supervised import train_step
 from tests import programs
+from tests.workers import in_workers
 
 VECTOR, BUTTONS = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
 NAMED = spaces.Dict({"position": spaces.Box(-1.0, 1.0, (2,)), "velocity": spaces.Box(-1.0, 1.0, (2,))})
@@ -347,7 +348,7 @@ API = {  # mistake, and a part of the error message
     "factory that returns an id": (lambda: GymnasiumEnvironment(lambda: "CartPole-v1"), "'CartPole-v1'"),
     "factory of rein's environments": (lambda: GymnasiumEnvironment(CartPole), "use it directly"),
     "factory that returns nothing, processes": (
-        lambda: GymnasiumWorkers(functools.partial(int, 1)),
+        lambda: in_workers(functools.partial(int, 1)),
         "gymnasium.Env",
     ),
     "observation of a Dict without a key": (lambda: GymnasiumEnvironment(Forgetful).reset(), "velocity"),
@@ -386,6 +387,8 @@ API = {  # mistake, and a part of the error message
 @pytest.mark.parametrize("mistake", API)
 def test_python_mistake_is_explained_in_one_line(mistake, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for name in [name for name, spec in gymnasium.registry.items() if "ale_py" in str(spec.entry_point)]:
+        monkeypatch.delitem(gymnasium.registry, name)  # of another test in this process
     call, keyword = API[mistake]
     with pytest.raises((rein.ReinError, TypeError, ValueError, AttributeError, KeyError, RuntimeError)) as raised:
         call()

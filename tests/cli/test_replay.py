@@ -24,13 +24,14 @@ from rein.cli import main
 from rein.cli.rebuild import NOT_REBUILT, Described, environment_of, own_environments
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
-from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumWorkers
+from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.wrappers.base import Wrapper
 from rein.envs.wrappers.observations import FrameStack
 from rein.envs.wrappers.record_video import RecordVideo
 from rein.envs.wrappers.rewards import ClipReward
 from rein.episodes.replay import replay
 from rein.ops.random import generator
+from tests.workers import in_workers
 
 NATIVE = {
     name: kind
@@ -374,7 +375,7 @@ def test_video_has_a_frame_per_step(source: str, tmp_path: Path, capsys: Any) ->
 @pytest.fixture(scope="module")
 def in_processes(tmp_path_factory: pytest.TempPathFactory) -> rein.Run:
     """Run whose environments had a process each."""
-    environment = GymnasiumWorkers("CartPole-v1", 2, 5, max_episode_steps=30)
+    environment = in_workers("CartPole-v1", 2, 5, max_episode_steps=30)
     run = record(environment, tmp_path_factory.mktemp("in_processes") / "run", 8)
     environment.close()
     return run

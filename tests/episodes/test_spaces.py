@@ -9,9 +9,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from rein.envs.gymnasium.vector import BatchCodec
 from rein.errors import EnvironmentContractError
-from rein.spaces.conversion import Codec, column
+from rein.spaces.conversion import BatchCodec, Codec, column
 
 INT8, UINT8 = spaces.Box(-100, 100, (1,), np.int8), spaces.Box(0, 255, (1,), np.uint8)
 INT16, INT32 = spaces.Box(-5, 5, (1,), np.int16), spaces.Box(-5, 5, (1,), np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import io
@@ -24,10 +25,11 @@ import torch
 from gymnasium.vector import AsyncVectorEnv
 
 import rein
-from rein.envs import GymnasiumVectorEnvironment, GymnasiumWorkers
-from rein.envs.gymnasium.worker import Block
+from rein.envs import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.envs.host.worker import Server
 from tests.faults.fragile import CRASHES, EXITS, FINE, HANGS, Fragile, number_of
 from tests.integrations.faulty import Faulty, fill, stops_in_an_answer, writes_garbage
+from tests.workers import in_workers
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 
@@ -52,7 +54,7 @@ def check_step(last: torch.Tensor, time_step: rein.TimeStep, seeds: torch.Tensor
 
 def test_killed_workers_are_replaced_and_no_transition_joins_two_episodes(scale: Callable[[int, int], int]) -> None:
     kills, chance, steps = scale(500, 9), random.Random(0), 0
-    environment = GymnasiumWorkers(Fragile, N, 0, workers=2, on_failure="restart", max_restarts=kills)
+    environment = in_workers(Fragile, N, 0, workers=2, on_failure="restart", max_restarts=kills)
     last = environment.reset()
     noticed = []
     while environment.restarts < kills:
@@ -65,7 +67,8 @@ def test_killed_workers_are_replaced_and_no_transition_joins_two_episodes(scale:
         if kind == "kill":
             if chance.random() < 0.5:
                 time.sleep(chance.random() * 1e-3)  # the worker may be anywhere in its step
-            os.kill(environment._workers[row // 2].pid or 0, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has been killed and collected already
+                os.kill(environment._transport._workers[row // 2].pid or 0, signal.SIGKILL)
         began, rows, lost = time.perf_counter(), 0, 0
         while rows < N:
             received, time_step = environment.receive()
@@ -82,11 +85,11 @@ def test_killed_workers_are_replaced_and_no_transition_joins_two_episodes(scale:
 
 def test_hanging_workers_are_replaced(scale: Callable[[int, int], int]) -> None:
     hangs, chance = scale(50, 2), random.Random(1)
-    environment = GymnasiumWorkers(Fragile, N, 0, workers=2, timeout=0.5, on_failure="restart", max_restarts=1000)
+    environment = in_workers(Fragile, N, 0, workers=2, timeout=0.5, on_failure="restart", max_restarts=1000)
     last, lost = environment.reset(), 0
     for number in range(hangs):
         if number % 2:
-            os.kill(environment._workers[chance.randrange(2)].pid or 0, signal.SIGSTOP)
+            os.kill(environment._transport._workers[chance.randrange(2)].pid or 0, signal.SIGSTOP)
             action = NOTHING
         else:
             action = NOTHING.clone()
@@ -100,63 +103,63 @@ def test_hanging_workers_are_replaced(scale: Callable[[int, int], int]) -> None:
     print(f"workers: {hangs} hangs, {environment.restarts} restarts")
 
 
-def nothing(_: GymnasiumWorkers) -> None:
+def nothing(_: GymnasiumEnvironment) -> None:
     pass
 
 
-def resets(environment: GymnasiumWorkers) -> None:
+def resets(environment: GymnasiumEnvironment) -> None:
     environment.reset()
 
 
-def sends_all(environment: GymnasiumWorkers) -> None:
+def sends_all(environment: GymnasiumEnvironment) -> None:
     environment.reset()
     environment.send(NOTHING, [*range(N)])
 
 
-def sends_one(environment: GymnasiumWorkers) -> None:
+def sends_one(environment: GymnasiumEnvironment) -> None:
     environment.reset()
     environment.send(NOTHING[:1], [3])
 
 
-def is_killed_at_rest(environment: GymnasiumWorkers) -> None:
+def is_killed_at_rest(environment: GymnasiumEnvironment) -> None:
     environment.reset()
-    os.kill(environment._workers[0].pid or 0, signal.SIGKILL)
+    os.kill(environment._transport._workers[0].pid or 0, signal.SIGKILL)
 
 
-def is_killed_in_a_step(environment: GymnasiumWorkers) -> None:
+def is_killed_in_a_step(environment: GymnasiumEnvironment) -> None:
     sends_all(environment)
-    os.kill(environment._workers[1].pid or 0, signal.SIGKILL)
+    os.kill(environment._transport._workers[1].pid or 0, signal.SIGKILL)
 
 
-def has_raised_an_error(environment: GymnasiumWorkers) -> None:
+def has_raised_an_error(environment: GymnasiumEnvironment) -> None:
     environment.reset()
     with pytest.raises(rein.WorkerDied):
         environment.apply_action(torch.full((N,), EXITS))
 
 
-def has_timed_out(environment: GymnasiumWorkers) -> None:
+def has_timed_out(environment: GymnasiumEnvironment) -> None:
     environment.reset()
     with pytest.raises(rein.WorkerTimeout):
         environment.apply_action(torch.full((N,), HANGS))
 
 
-def hangs_in_a_step(environment: GymnasiumWorkers) -> None:
+def hangs_in_a_step(environment: GymnasiumEnvironment) -> None:
     environment.reset()
     environment.send(torch.full((N,), HANGS), [*range(N)])
 
 
-def is_stopped(environment: GymnasiumWorkers) -> None:
+def is_stopped(environment: GymnasiumEnvironment) -> None:
     environment.reset()
-    os.kill(environment._workers[0].pid or 0, signal.SIGSTOP)
+    os.kill(environment._transport._workers[0].pid or 0, signal.SIGSTOP)
 
 
-def has_refused_an_action(environment: GymnasiumWorkers) -> None:
+def has_refused_an_action(environment: GymnasiumEnvironment) -> None:
     environment.reset()
     with pytest.raises(rein.EnvironmentContractError):
         environment.apply_action(torch.zeros(N + 1, dtype=torch.int64))
 
 
-def is_closed(environment: GymnasiumWorkers) -> None:
+def is_closed(environment: GymnasiumEnvironment) -> None:
     environment.reset()
     environment.close()
 
@@ -172,14 +175,14 @@ def test_close_returns_from_every_state(
     mode: Any, scale: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not scale(1, 0):
-        monkeypatch.setattr("rein.envs.gymnasium.workers._GRACE", 0.2)
+        monkeypatch.setattr("rein.envs.host.pool._GRACE", 0.2)
     taken: dict[str, float] = {}
     others = {*multiprocessing.active_children()}
     for number, state in enumerate(STATES):
         if mode == "threads" and state in OF_PROCESSES:
             continue
         for deleted in (False, True) if scale(1, 0) else (number % 2 == 0,):
-            environment = GymnasiumWorkers(Fragile, N, 0, workers=2, mode=mode, timeout=0.5)
+            environment = in_workers(Fragile, N, 0, workers=2, mode=mode, timeout=0.5)
             state(environment)
             began = time.perf_counter()
             if deleted:
@@ -195,7 +198,7 @@ def test_close_returns_from_every_state(
 
 
 def step_forever(ready: int) -> None:
-    environment = GymnasiumWorkers(Fragile, N, 0, workers=2)
+    environment = in_workers(Fragile, N, 0, workers=2)
     environment.reset()
     os.write(ready, b"1")
     while True:
@@ -226,11 +229,11 @@ def test_workers_end_with_a_killed_parent(scale: Callable[[int, int], int]) -> N
 
 EXIT = """
 import torch
-from rein.envs import GymnasiumWorkers
+from rein.envs import GymnasiumEnvironment
 from tests.faults.fragile import HANGS, Fragile
 
 for mode in ("processes", "threads"):
-    environment = GymnasiumWorkers(Fragile, 4, 0, workers=2, mode=mode)
+    environment = GymnasiumEnvironment(Fragile, 4, 0, workers=2, mode=mode)
     environment.reset()
     environment.send(torch.full((4,), HANGS), [*range(4)])
     globals()[mode] = environment
@@ -255,17 +258,19 @@ def test_abandoned_threads_do_not_change_later_results(scale: Callable[[int, int
                 gate.wait()
             return super().step(FINE)
 
-    environment = GymnasiumWorkers(Waits, N, 0, workers=2, mode="threads", timeout=0.3, on_failure="restart")
+    environment = in_workers(Waits, N, 0, workers=2, mode="threads", timeout=0.3, on_failure="restart")
     last, abandoned = environment.reset(), []
     action = NOTHING.clone()
     action[0] = HANGS
     for each in [action, NOTHING] * scale(5, 1):
-        abandoned += [environment._workers[0]]
+        abandoned += [environment._transport._workers[0]]
         time_step = environment.apply_action(each)
         check_step(last, time_step, environment.episode_seeds)
         last = time_step.observation
     gate.set()
-    assert all(worker.join(time.monotonic() + 60.0) for worker in abandoned if worker not in environment._workers)
+    assert all(
+        worker.join(time.monotonic() + 60.0) for worker in abandoned if worker not in environment._transport._workers
+    )
     time_step = environment.apply_action(NOTHING)
     check_step(last, time_step, environment.episode_seeds)
     environment.close()
@@ -274,7 +279,7 @@ def test_abandoned_threads_do_not_change_later_results(scale: Callable[[int, int
 OPERATIONS: dict[str, Callable[[Any], object]] = {
     "begin": lambda environment: environment.reset(),
     "step": lambda environment: environment.apply_action(ONES),
-    "reset_where": lambda environment: environment.reset_where(torch.ones(N, dtype=torch.bool)),
+    "begin_some": lambda environment: environment.reset_where(torch.ones(N, dtype=torch.bool)),
     "render": lambda environment: environment.render(3),
     "save": lambda environment: environment.state_dict(),
     "load": lambda environment: environment.load_state_dict(environment.saved),
@@ -283,7 +288,7 @@ OPERATIONS: dict[str, Callable[[Any], object]] = {
 
 def begun(**options: Any) -> Any:
     """Return environments with the state `saved`, whose second worker has made steps."""
-    environment: Any = GymnasiumWorkers(Faulty, N, 0, workers=2, **options)
+    environment: Any = in_workers(Faulty, N, 0, workers=2, **options)
     environment.reset()
     environment.apply_action(ONES)
     environment.saved = environment.state_dict()
@@ -292,15 +297,15 @@ def begun(**options: Any) -> Any:
 
 def break_answers(monkeypatch: pytest.MonkeyPatch, method: str, fault: Callable[[], None], armed: Path) -> None:
     """Let the second worker call `fault` before one answer to a method, if the file `armed` exists."""
-    usual = Block.answer
+    usual = Server.answer
 
-    def answer(self: Block, request: Any) -> Any:
-        if request.method == method and self.rows.start == 2 and armed.exists():
+    def answer(self: Server, request: Any) -> Any:
+        if request.method == method and self.block.numbers.start == 2 and armed.exists():
             armed.unlink()
             fault()
         return usual(self, request)
 
-    monkeypatch.setattr(Block, "answer", answer)
+    monkeypatch.setattr(Server, "answer", answer)
 
 
 @pytest.mark.default_cases(
@@ -327,7 +332,7 @@ def test_worker_that_breaks_in_an_answer_is_noticed(
 @pytest.mark.parametrize("method", OPERATIONS)
 def test_worker_that_does_not_read_is_noticed(method: str, on_failure: Any) -> None:
     environment = begun(timeout=0.3, on_failure=on_failure)
-    worker = environment._workers[1]
+    worker = environment._transport._workers[1]
     fill(worker.pid, worker.pipe.fileno())
     check_failure(environment, method, rein.WorkerTimeout)
 
@@ -335,12 +340,12 @@ def test_worker_that_does_not_read_is_noticed(method: str, on_failure: Any) -> N
 def check_failure(environment: Any, method: str, error: type[rein.WorkerError]) -> None:
     """Check that the method raises the error with its place, or succeeds with a new worker."""
     seeds = environment.episode_seeds[2:].tolist()
-    if environment.on_failure == "raise":
+    if environment.config["workers"]["on_failure"] == "raise":
         with pytest.raises(rein.WorkerError, match="worker 1 of 2") as caught:
             OPERATIONS[method](environment)
         assert type(caught.value) is error
         assert f"environments 2 to 3, episode seeds {seeds}" in str(caught.value)
-        with pytest.raises(RuntimeError, match="build a new environment"):
+        with pytest.raises(RuntimeError, match="build a new one"):
             environment.reset()
     else:
         OPERATIONS[method](environment)
@@ -351,9 +356,9 @@ def check_failure(environment: Any, method: str, error: type[rein.WorkerError]) 
 
 
 def test_close_returns_if_a_worker_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rein.envs.gymnasium.workers._GRACE", 0.2)
+    monkeypatch.setattr("rein.envs.host.pool._GRACE", 0.2)
     environment = begun()
-    worker = environment._workers[1]
+    worker = environment._transport._workers[1]
     fill(worker.pid, worker.pipe.fileno())
     environment.close()
     assert not multiprocessing.active_children()
@@ -365,7 +370,7 @@ def close_without_exit_codes(writing: int) -> None:
     log = io.StringIO()
     logging.getLogger("rein").addHandler(logging.StreamHandler(log))
     source = AsyncVectorEnv([Fragile] * 2)
-    for environment in (GymnasiumWorkers(Fragile, N, 0, workers=2), GymnasiumVectorEnvironment(source)):
+    for environment in (in_workers(Fragile, N, 0, workers=2), GymnasiumVectorEnvironment(source)):
         environment.reset()
         environment.close()
     os.write(writing, f"{log.getvalue()}closed".encode())
@@ -397,7 +402,7 @@ def test_worker_is_replaced_after_an_exception_without_text(caplog: pytest.LogCa
 
     for mode in ("processes", "threads"):
         options: Any = {"mode": mode, "on_failure": "restart", "max_restarts": 1}
-        environment = GymnasiumWorkers(functools.partial(Faulty, raises_it), N, 0, workers=2, **options)
+        environment = in_workers(functools.partial(Faulty, raises_it), N, 0, workers=2, **options)
         environment.reset()
         for _ in range(3):
             time_step = environment.apply_action(ONES)

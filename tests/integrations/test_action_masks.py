@@ -19,7 +19,7 @@ from torch import Tensor
 import rein
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.envs.gymnasium.adapter import rebuild
-from rein.envs.gymnasium.masks import _warned
+from rein.envs.host.masks import _warned
 from rein.envs.wrappers.observations import FlattenObservation, FrameStack, observation_history
 from rein.integrations.minari import MinariData, export_minari
 from rein.networks.heads import check_mask
@@ -128,7 +128,7 @@ def test_masks_fit_the_action_space_and_are_those_of_the_environment(action: str
     assert set(space.spaces) == {"observation", "action_mask"}
     check_mask(space["action_mask"], environment.single_action_space)
     environment.reset()
-    masks = [np.concatenate(e.unwrapped.masks).tolist() for e in environment._envs]  # type: ignore[union-attr]
+    masks = [np.concatenate(e.unwrapped.masks).tolist() for e in environment._transport.simulators]  # type: ignore[union-attr]
     got = environment._observation[ACTION_MASK]  # type: ignore[union-attr]
     got = next(iter(got.values())) if isinstance(got, dict) else got
     assert got.tolist() == masks

@@ -22,9 +22,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorWrapper
 
 import rein
-from rein.envs.base.pipes import GarbageError
 from rein.envs.gymnasium import GymnasiumVectorEnvironment
 from rein.envs.gymnasium.async_vector_env import _Pipe
+from rein.envs.host.processes import GarbageError
 from rein.ops.random import episode_seeds
 from tests.integrations.faulty import exits, fill, hangs, is_killed, raises, stops_in_an_answer, writes_garbage
 
@@ -121,7 +121,7 @@ def seed_of(index: int) -> int:
 )
 def test_dead_worker_raises_with_seed_and_exit_status(where: str, fault: Any, ending: str) -> None:
     environment = in_processes(fault, where)
-    pid = environment._environment.processes[1].pid
+    pid = environment._transport._environment.processes[1].pid
     text = rf"AsyncVectorEnv.*worker 1 of 3 \(pid {pid}, {ending}, episode seed {seed_of(1)}\) ended unexpectedly"
     with pytest.raises(rein.WorkerDied, match=text) as caught:
         run(environment)
@@ -162,7 +162,7 @@ def test_keyboard_interrupt_ends_workers_and_the_next_call_raises(
 
     environment = in_processes()
     environment.reset()
-    monkeypatch.setattr(environment._environment, "step_wait", interrupted)  # the actions have been sent
+    monkeypatch.setattr(environment._transport._environment, "step_wait", interrupted)  # the actions have been sent
     with pytest.raises(KeyboardInterrupt):
         environment.apply_action(ZEROS)
     with pytest.raises(RuntimeError, match=r"workers were ended after a failure; build a new one \(KeyboardInterr"):
@@ -174,7 +174,7 @@ def test_keyboard_interrupt_ends_workers_and_the_next_call_raises(
 @pytest.mark.parametrize(("fault", "timeout"), [(exits, None), (exits, 5.0), (hangs, SHORT), (raises, None)])
 def test_failure_ends_all_processes_and_close_is_idempotent(fault: Any, timeout: float | None) -> None:
     environment = in_processes(fault, timeout=timeout)
-    pids = [process.pid for process in environment._environment.processes]
+    pids = [process.pid for process in environment._transport._environment.processes]
     with pytest.raises((rein.ReinError, ZeroDivisionError)):
         run(environment)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids) and not children() & set(pids)
@@ -188,7 +188,7 @@ def test_failure_ends_all_processes_and_close_is_idempotent(fault: Any, timeout:
 def test_worker_that_dies_between_steps_raises_in_the_next() -> None:
     environment = in_processes()
     environment.reset()
-    environment._environment.processes[2].kill()
+    environment._transport._environment.processes[2].kill()
     with pytest.raises(rein.WorkerDied, match=r"worker 2 of 3 \(pid \d+, killed by SIGKILL"):
         environment.apply_action(ZEROS)
 
@@ -196,8 +196,8 @@ def test_worker_that_dies_between_steps_raises_in_the_next() -> None:
 def test_close_with_a_dead_worker_warns(caplog: pytest.LogCaptureFixture) -> None:
     environment = in_processes()
     environment.reset()
-    environment._environment.processes[1].kill()
-    environment._environment.processes[1].join()
+    environment._transport._environment.processes[1].kill()
+    environment._transport._environment.processes[1].join()
     environment.close()
     assert "a worker died before or while it was closed" in caplog.text
 
@@ -216,7 +216,7 @@ def test_close_returns_after_an_interrupted_call() -> None:
     environment.reset()
     for _ in range(2):
         environment.apply_action(ZEROS)
-    environment._environment.step_async(ZEROS.numpy())
+    environment._transport._environment.step_async(ZEROS.numpy())
     environment.close()
 
 
@@ -243,7 +243,7 @@ def test_source_without_processes_accepts_no_timeout(monkeypatch: pytest.MonkeyP
 
     environment = GymnasiumVectorEnvironment("CartPole-v1", 2, 0)
     environment.reset()
-    monkeypatch.setattr(environment._environment, "step", breaks)
+    monkeypatch.setattr(environment._transport._environment, "step", breaks)
     with pytest.raises(EOFError, match="the source's own"):
         environment.apply_action(ZEROS[:2])
     with pytest.raises(ValueError, match=r"timeout=5.0: CartPole-v1 has no processes"):
@@ -255,7 +255,7 @@ def test_source_without_processes_accepts_no_timeout(monkeypatch: pytest.MonkeyP
 
 def test_deleted_environment_leaves_no_process() -> None:
     environment = in_processes(timeout=SHORT)
-    pids = {process.pid for process in environment._environment.processes}
+    pids = {process.pid for process in environment._transport._environment.processes}
     del environment
     assert not children() & pids
 
@@ -403,7 +403,7 @@ def test_only_the_selected_environment_renders(build: Callable[[], GymnasiumVect
     environment = build()
     environment.reset()
     assert [int(environment.render(1).max()) for _ in range(3)] == [1, 2, 3]
-    assert environment._environment.get_attr("drawn") == (0, 3, 0)
+    assert environment._transport._environment.get_attr("drawn") == (0, 3, 0)
     assert environment.render_fps == 12
     environment.apply_action(ZEROS)  # the workers are still usable
     environment.close()
@@ -463,7 +463,10 @@ def test_worker_that_does_not_read_is_noticed(method: str, monkeypatch: pytest.M
     monkeypatch.setattr("rein.envs.gymnasium.async_vector_env._MOMENT", 0.1)
     environment = rendered(timeout=0.3)
     environment.reset()
-    process, pipe = environment._environment.processes[1], environment._environment.parent_pipes[1]
+    process, pipe = (
+        environment._transport._environment.processes[1],
+        environment._transport._environment.parent_pipes[1],
+    )
     fill(process.pid, pipe.fileno())
     if method != "close":
         with pytest.raises(rein.WorkerTimeout, match=r"worker 1 of 3 \(pid \d+, episode seed \d+\): no"):

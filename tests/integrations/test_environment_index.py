@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import rein
-from rein.envs import GymnasiumEnvironment, GymnasiumWorkers
+from rein.envs import GymnasiumEnvironment
 from tests.integrations.faulty import Faulty, exits
+from tests.workers import in_workers
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 
@@ -47,7 +48,7 @@ def test_factory_gets_the_index_of_its_environment(options: dict[str, Any]) -> N
 
 def test_index_is_the_same_after_a_restart_and_a_resume(tmp_path: Path) -> None:
     factory = functools.partial(Numbered, exits, "step", 1, tmp_path / "once")
-    environment = GymnasiumWorkers(factory, N, 7, workers=2, on_failure="restart")
+    environment = in_workers(factory, N, 7, workers=2, on_failure="restart")
     observation = environment.reset()
     for _ in range(3):
         observation = environment.apply_action(torch.ones(N, dtype=torch.int64)).observation

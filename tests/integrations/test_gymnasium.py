@@ -16,11 +16,10 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from rein.envs.gymnasium import GymnasiumEnvironment
-from rein.envs.gymnasium.vector import BatchCodec
 from rein.errors import EnvironmentContractError
 from rein.ops.random import episode_seeds, integers
 from rein.ops.trees import leaves, map_tree
-from rein.spaces.conversion import Codec
+from rein.spaces.conversion import BatchCodec, Codec
 from rein.testing import EnvironmentContract, StatefulContract
 from rein.testing.stateful import first_difference
 
@@ -276,7 +275,7 @@ def test_box_action_is_a_copy_with_the_dtype_of_the_space() -> None:
     environment.reset()
     action = torch.full((N, 2), 0.1)
     environment.apply_action(action)
-    arrived = environment._envs[1].diary[-1][1]
+    arrived = environment._transport.simulators[1].diary[-1][1]
     arrived += 1.0
     assert arrived.dtype == np.float64
     assert torch.equal(action, torch.full((N, 2), 0.1))
@@ -331,7 +330,7 @@ def test_ended_environments_are_reset_with_their_own_seeds() -> None:
     for _ in range(7):
         environment.apply_action(torch.zeros(N, dtype=torch.int64))
     for index, expected in enumerate([4, 3, 2]):  # episodes begun in 7 steps
-        resets = [seed for what, seed in environment._envs[index].diary if what == "reset"]
+        resets = [seed for what, seed in environment._transport.simulators[index].diary if what == "reset"]
         assert resets == episode_seeds(9, torch.full((expected,), index), torch.arange(expected)).tolist()
 
 
@@ -411,7 +410,7 @@ def test_exception_of_an_environment_gets_a_note() -> None:
     environment = GymnasiumEnvironment(lambda: Scripted(spaces.Discrete(2)), N, 4)
     environment.reset()
     environment.apply_action(torch.zeros(N, dtype=torch.int64))
-    environment._envs[2].faults["reward"] = crash
+    environment._transport.simulators[2].faults["reward"] = crash
     with pytest.raises(ZeroDivisionError, match="physics") as error:
         environment.apply_action(torch.zeros(N, dtype=torch.int64))
     assert f"environment 2 of {__name__}" in error.value.__notes__[0]
@@ -517,7 +516,7 @@ def test_failed_replay_raises() -> None:
     for _ in range(3):
         environment.apply_action(torch.zeros(N, dtype=torch.int64))
     other.load_state_dict(environment.state_dict())  # a different reward does not matter
-    other._envs[1].unwrapped.gravity = 1.0  # type: ignore[attr-defined]  # CartPole's
+    other._transport.simulators[1].unwrapped.gravity = 1.0  # type: ignore[attr-defined]  # CartPole's
     with pytest.raises(EnvironmentContractError, match="did not reproduce observation of environment 1"):
         other.load_state_dict(environment.state_dict())
 

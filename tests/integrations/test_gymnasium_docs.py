@@ -36,5 +36,5 @@ def test_human_render_mode_opens_a_window(monkeypatch: pytest.MonkeyPatch) -> No
     environment = GymnasiumEnvironment("CartPole-v1", num_envs=1, seed=0, render_mode="human")
     environment.reset()
     environment.apply_action(torch.ones(1, dtype=torch.int64))
-    assert environment._envs[0].unwrapped.screen is not None  # type: ignore[attr-defined]  # CartPole's window
+    assert environment._transport.simulators[0].unwrapped.screen is not None  # type: ignore[attr-defined]  # CartPole's window
     environment.close()

@@ -53,7 +53,7 @@ def test_memory_of_an_endless_episode_is_bounded(caplog: pytest.LogCaptureFixtur
     for _ in range(1_000):
         environment.apply_action(torch.tensor([1, 2]))
         assert kept(environment) <= few + 2 * 100
-    assert environment._history._actions.shape == (2, 100)
+    assert environment._transport.history._actions.shape == (2, 100)
     warnings = [record for record in caplog.records if "max_replay_steps=100" in record.getMessage()]
     assert len(warnings) == 1
 

@@ -18,8 +18,9 @@ from gymnasium.wrappers import RecordEpisodeStatistics
 import rein
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
-from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment, GymnasiumWorkers
+from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.errors import EnvironmentContractError
+from tests.workers import in_workers
 
 MAKERS = {
     "cartpole": lambda: CartPole(3, seed=0),
@@ -158,7 +159,9 @@ def test_exception_in_a_replayed_step_gets_a_note() -> None:
     environment.reset()
     for _ in range(3):
         environment.apply_action(NOTHING)
-    loaded._envs[1] = gymnasium.wrappers.TransformReward(loaded._envs[1], lambda _: 1 / 0)
+    loaded._transport.simulators[1] = gymnasium.wrappers.TransformReward(
+        loaded._transport.simulators[1], lambda _: 1 / 0
+    )
     with pytest.raises(ZeroDivisionError) as error:
         loaded.load_state_dict(environment.state_dict())
     seed = int(environment.episode_seeds[1])
@@ -197,7 +200,7 @@ def test_incomplete_results_of_a_vector_environment_raise(
 ADAPTERS = {
     "one by one": GymnasiumEnvironment,
     "vector": GymnasiumVectorEnvironment,
-    "workers": GymnasiumWorkers,
+    "workers": in_workers,
 }
 
 

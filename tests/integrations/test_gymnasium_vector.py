@@ -261,7 +261,7 @@ def test_resume_warns_and_begins_other_episodes(caplog: pytest.LogCaptureFixture
 )
 def test_id_is_made_with_the_requested_mode(options: Any, made: str, mode: Any) -> None:
     environment = GymnasiumVectorEnvironment("CartPole-v1", 2, 0, **options)
-    assert type(environment._environment.unwrapped).__name__ == made
+    assert type(environment._transport._environment.unwrapped).__name__ == made
     assert environment.config["autoreset_mode"] == mode.value
     assert json.loads(json.dumps(environment.config))["num_envs"] == 2
 
@@ -283,7 +283,7 @@ def test_invalid_mode_raises_with_the_choices(value: Any) -> None:
 def test_fixed_mode_of_a_vector_entry_point_raises_for_other_modes(mode: Any) -> None:
     if mode is NEXT_STEP:  # its fixed mode
         environment = GymnasiumVectorEnvironment("CartPole-v1", 2, 0, autoreset_mode=mode)
-        assert type(environment._environment.unwrapped).__name__ == "CartPoleVectorEnv"
+        assert type(environment._transport._environment.unwrapped).__name__ == "CartPoleVectorEnv"
         return
     text = f"={mode.name}: .*CartPole-v1 has no option autoreset_mode, and its mode is NEXT_STEP; give vectorization_"
     with pytest.raises(ValueError, match=text):

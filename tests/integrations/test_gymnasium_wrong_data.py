@@ -1,9 +1,8 @@
-"""Tests that wrong data raises the same error with and without processes."""
+"""Tests that wrong data raises the same error with every transport."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -13,8 +12,9 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumWorkers
+from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.errors import EnvironmentContractError
+from tests.workers import in_workers
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -117,9 +117,47 @@ TABLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-def error_of(adapter: Callable[..., Any], space: str, method: str, parts: dict[str, Any]) -> EnvironmentContractError:
+class WrongWorld:
+    """The same as a world of PettingZoo with one agent."""
+
+    possible_agents = ("a",)
+
+    def __init__(self, space: str, method: str, parts: dict[str, Any]) -> None:
+        self.single = Wrong(space, method, parts)
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return self.single.observation_space
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return self.single.action_space
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        return self._by_agent("reset", self.single.reset(seed=seed))
+
+    def step(self, actions: dict[str, int]) -> Any:
+        return self._by_agent("step", self.single.step(actions["a"]))
+
+    def _by_agent(self, method: str, result: Any) -> Any:
+        whole = self.single.wrong and method == self.single.method and "all" in self.single.parts
+        return result if whole else tuple({"a": part} for part in result)
+
+    def close(self) -> None:
+        pass
+
+
+SIMULATORS: dict[str, tuple[Any, Any]] = {
+    "Gymnasium": (GymnasiumEnvironment, Wrong),
+    "PettingZoo": (rein.PettingZooEnvironment, WrongWorld),
+}
+TRANSPORTS: tuple[dict[str, Any], ...] = ({}, {"workers": 2, "mode": "threads"}, {"workers": 2})
+
+
+def error_of(
+    simulator: str, space: str, method: str, parts: dict[str, Any], options: dict[str, Any]
+) -> EnvironmentContractError:
     """Return the error of a reset and one step."""
-    environment = adapter(functools.partial(Wrong, space, method, parts), 2, 7, info=INFO)
+    adapter, kind = SIMULATORS[simulator]
+    environment = adapter(functools.partial(kind, space, method, parts), 2, 7, info=INFO, **options)
     try:
         with pytest.raises(EnvironmentContractError) as caught:
             environment.reset()
@@ -131,12 +169,13 @@ def error_of(adapter: Callable[..., Any], space: str, method: str, parts: dict[s
 
 @pytest.mark.default_cases(every=5)
 @pytest.mark.parametrize("case", TABLE)
-def test_wrong_data_raises_the_same_error_in_processes(case: str) -> None:
+@pytest.mark.parametrize("simulator", SIMULATORS)
+def test_wrong_data_raises_the_same_error_with_every_transport(simulator: str, case: str) -> None:
     space, method, parts, keyword = TABLE[case]
-    one_by_one = error_of(GymnasiumEnvironment, space, method, parts)
-    in_processes = error_of(GymnasiumWorkers, space, method, parts)
-    assert keyword in str(one_by_one)
-    assert (type(in_processes), str(in_processes)) == (type(one_by_one), str(one_by_one))
+    first, *others = [error_of(simulator, space, method, parts, options) for options in TRANSPORTS]
+    assert keyword in str(first)
+    for other in others:
+        assert (type(other), str(other)) == (type(first), str(first))
 
 
 def test_infos_that_are_not_requested_stay_in_the_worker() -> None:
@@ -144,7 +183,7 @@ def test_infos_that_are_not_requested_stay_in_the_worker() -> None:
     for info in (None, {"count": 1, "simulator": lambda: 1}, {"count": 1, "other": "text"}):
         parts = {"info": info}
         source = functools.partial(Wrong, "vector", "step", parts)
-        environment = GymnasiumWorkers(source, 2, 7, info={} if info is None else {"count": 0})
+        environment = in_workers(source, 2, 7, info={} if info is None else {"count": 0})
         environment.reset()
         for _ in range(2):
             time_step = environment.apply_action(torch.zeros(2, dtype=torch.int64))

@@ -16,13 +16,14 @@ import rein
 from rein.agents.a2c import A2C
 from rein.agents.impala import IMPALA
 from rein.agents.ppo import PPO
-from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment, GymnasiumWorkers
+from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.episodes.random_policy import RandomPolicy
 from rein.episodes.replay import replay
 from rein.integrations.minari import MinariData, export_minari
 from rein.ops.trees import leaves, map_tree
 from rein.testing.environment import random_actions
 from rein.testing.stateful import first_difference
+from tests.workers import in_workers
 
 N = 4
 SMALL: dict[str, Any] = {"rollout_steps": 8, "hidden": (8,), "seed": 0}
@@ -163,12 +164,12 @@ def test_actions_in_processes_equal_those_of_single_environments() -> None:
         return [first, *steps]
 
     expected = episode(GymnasiumEnvironment(Drone, N))
-    assert first_difference(expected, episode(GymnasiumWorkers(Drone, N, workers=2))) is None
+    assert first_difference(expected, episode(in_workers(Drone, N, workers=2))) is None
     assert len(episode(GymnasiumVectorEnvironment(SyncVectorEnv([Drone] * N)))) == 13  # Drone checks its actions
 
 
 def test_agent_learns_in_processes() -> None:
-    environment = GymnasiumWorkers(Drone, 2, seed=0)
+    environment = in_workers(Drone, 2, seed=0)
     agent = PPO(environment, **SMALL)
     rein.train(agent, environment, epochs=1, iterations=8)
     assert agent.updates

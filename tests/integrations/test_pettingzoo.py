@@ -229,20 +229,20 @@ def test_mask_without_a_valid_action_raises() -> None:
 
 
 @pytest.mark.slow
-class TestProcesses(EnvironmentContract):
+class TestWorkers(EnvironmentContract):
     steps = 60
 
     def make(self, num_envs: int, seed: int | None) -> Any:
-        return masked("info", num_envs, seed, processes=True)
+        return masked("info", num_envs, seed, workers=num_envs)
 
 
-def test_processes_give_the_same_episodes() -> None:
-    one, other = climbers(3), climbers(3, processes=True)
+def test_workers_give_the_same_episodes() -> None:
+    one, other = climbers(3), climbers(3, workers=2)
     assert first_difference(one.reset(), other.reset()) is None
     for k in range(40):
         action = torch.tensor([k % 2, k % 3, 2] * 3)
         assert first_difference(one.apply_action(action)._asdict(), other.apply_action(action)._asdict()) is None
-    again = climbers(3, processes=True)
+    again = climbers(3, workers=2)
     again.load_state_dict(copy.deepcopy(other.state_dict()))
     assert first_difference(again.state_dict(), other.state_dict()) is None
     for environment in (other, again):
@@ -280,8 +280,8 @@ class Failing(Climbers):
         ("raises", LookupError, "no rope"),
     ],
 )
-def test_failures_of_processes_are_explained(failure: str, error: type[Exception], text: str) -> None:
-    environment = rein.PettingZooEnvironment(Failing, 2, 5, processes=True, timeout=1.0, failure=failure)
+def test_failures_of_workers_are_explained(failure: str, error: type[Exception], text: str) -> None:
+    environment = rein.PettingZooEnvironment(Failing, 2, 5, workers=2, timeout=1.0, failure=failure)
     environment.reset()
     for _ in range(2):
         environment.apply_action(torch.ones(6, dtype=torch.int64))
@@ -296,8 +296,8 @@ def test_failures_of_processes_are_explained(failure: str, error: type[Exception
     environment.close()
 
 
-def test_timeout_without_processes_raises() -> None:
-    with pytest.raises(ValueError, match="timeout=3: give processes=True"):
+def test_timeout_without_workers_raises() -> None:
+    with pytest.raises(ValueError, match="timeout=3: give workers="):
         climbers(2, timeout=3)
 
 

@@ -22,8 +22,8 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.envs import GymnasiumEnvironment, GymnasiumWorkers
-from rein.envs.gymnasium import workers as module
+from rein.envs import GymnasiumEnvironment
+from rein.envs.host import pool as module
 from rein.ops.random import episode_seeds
 from rein.testing.environment import EnvironmentContract, random_actions
 from rein.testing.stateful import copy_state, first_difference
@@ -38,6 +38,7 @@ from tests.integrations.faulty import (
     raises_a_class_of_its_own,
     wrong_data,
 )
+from tests.workers import in_workers
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 
@@ -56,8 +57,8 @@ def nothing_is_left() -> Iterator[None]:
     assert {process.pid for process in multiprocessing.active_children()} <= before
 
 
-def build(*fault: Any, workers: int = 2, **options: Any) -> GymnasiumWorkers:
-    return GymnasiumWorkers(functools.partial(Faulty, *fault), N, 7, workers=workers, **options)
+def build(*fault: Any, workers: int = 2, **options: Any) -> GymnasiumEnvironment:
+    return in_workers(functools.partial(Faulty, *fault), N, 7, workers=workers, **options)
 
 
 def run(environment: Any, steps: int = 3) -> None:
@@ -83,7 +84,7 @@ class _Contract(EnvironmentContract):
 
     def make(self, num_envs: int, seed: int | None) -> Any:
         workers = min(2, num_envs)
-        self.made.append(GymnasiumWorkers(Faulty, num_envs, seed, workers=workers, mode=self.mode))
+        self.made.append(in_workers(Faulty, num_envs, seed, workers=workers, mode=self.mode))
         return self.made[-1]
 
 
@@ -129,7 +130,7 @@ class Nested(gymnasium.Env[Any, Any]):
 def test_results_equal_those_of_the_same_process_bit_for_bit(source: Any, workers: int, mode: Any) -> None:
     options: dict[str, Any] = {} if isinstance(source, str) else {"info": {"left": 0}, "action_mask": True}
     one = GymnasiumEnvironment(source, N, 3, **options)
-    other = GymnasiumWorkers(source, N, 3, workers=workers, mode=mode, **options)
+    other = in_workers(source, N, 3, workers=workers, mode=mode, **options)
     assert first_difference(one.reset(), other.reset()) is None
     for action in random_actions(one, 30):
         assert first_difference(one.apply_action(action), other.apply_action(action)) is None
@@ -141,7 +142,7 @@ def test_results_equal_those_of_the_same_process_bit_for_bit(source: Any, worker
 @pytest.mark.parametrize("mode", MODES)
 def test_state_continues_with_another_number_of_workers(mode: Any) -> None:
     actions = random_actions(one := GymnasiumEnvironment(Nested, N, 3), 20)
-    two, three = (GymnasiumWorkers(Nested, N, 3, workers=k, mode=mode, action_mask=False) for k in (2, 3))
+    two, three = (in_workers(Nested, N, 3, workers=k, mode=mode, action_mask=False) for k in (2, 3))
     two.reset()
     for action in actions[:7]:
         two.apply_action(action)
@@ -169,7 +170,7 @@ def test_state_of_another_episode_is_refused_and_workers_stay_usable(mode: Any) 
 
 def test_run_resumes_exactly_with_another_number_of_workers(tmp_path: Path) -> None:
     def train(folder: Path, workers: int, epochs: int, exist: Any = "new") -> Any:
-        environment = GymnasiumWorkers(Faulty, N, 3, workers=workers, mode="threads")
+        environment = in_workers(Faulty, N, 3, workers=workers, mode="threads")
         agent = rein.PPO(environment, seed=0, hidden=(4,), rollout_steps=5)
         loop = rein.training_loop(agent, environment, rein.HDF5Store(folder, exist=exist))
         saver = rein.checkpoint(loop, every=1)
@@ -301,7 +302,7 @@ def test_failure_raises_a_typed_error_with_its_place(fault: Any, error: Any, tex
     assert raised.action == int(where == "step")
     assert (raised.pid is not None) == (mode == "processes")
     for again in (environment.reset, lambda: environment.apply_action(ONES)):
-        with pytest.raises(RuntimeError, match="build a new environment"):
+        with pytest.raises(RuntimeError, match="build a new one"):
             again()
     environment.close()
 
@@ -331,7 +332,7 @@ def test_failure_while_environments_are_made_raises(fault: Any) -> None:
 def test_worker_that_dies_between_steps_raises_in_the_next() -> None:
     environment = build()
     run(environment)
-    os.kill(environment._workers[1].pid or 0, signal.SIGKILL)
+    os.kill(environment._transport._workers[1].pid or 0, signal.SIGKILL)
     with pytest.raises(rein.WorkerDied, match="killed by SIGKILL, environments 2 to 3"):
         environment.apply_action(ONES)
 
@@ -359,7 +360,7 @@ def test_keyboard_interrupt_ends_the_workers(monkeypatch: pytest.MonkeyPatch) ->
 
     environment = build()
     environment.reset()
-    monkeypatch.setattr(environment, "_wait", interrupted)
+    monkeypatch.setattr(environment._transport, "_wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         environment.apply_action(ONES)
     with pytest.raises(RuntimeError, match="KeyboardInterrupt"):
@@ -369,7 +370,7 @@ def test_keyboard_interrupt_ends_the_workers(monkeypatch: pytest.MonkeyPatch) ->
 def test_workers_ignore_ctrl_c() -> None:
     environment = build()
     environment.reset()
-    for worker in environment._workers:
+    for worker in environment._transport._workers:
         os.kill(worker.pid or 0, signal.SIGINT)
     assert environment.apply_action(ONES).valid.all()
     environment.close()
@@ -456,7 +457,7 @@ def test_new_worker_that_fails_in_its_start_is_replaced(tmp_path: Path) -> None:
                 (tmp_path / "second").touch()
                 exits()
 
-    environment = GymnasiumWorkers(Twice, N, 7, workers=2, on_failure="restart")
+    environment = in_workers(Twice, N, 7, workers=2, on_failure="restart")
     run(environment)
     assert environment.restarts == 2
     environment.close()
@@ -470,7 +471,7 @@ def test_options_reach_the_environments_of_all_workers(mode: Any) -> None:
             self.drawn = 0.0 if options is None else options["level"]
             return self.observe(), {}
 
-    one, other = GymnasiumEnvironment(Levels, N, 7), GymnasiumWorkers(Levels, N, 7, workers=3, mode=mode)
+    one, other = GymnasiumEnvironment(Levels, N, 7), in_workers(Levels, N, 7, workers=3, mode=mode)
     for environment in (one, other):
         environment.reset()
         environment.set_options([{"level": k} for k in range(N)])
@@ -499,7 +500,7 @@ def test_messages_that_are_larger_than_a_pipe_arrive() -> None:
         def render(self) -> Any:
             return np.full((1000, 1000, 3), self.drawn, np.uint8)
 
-    environment = GymnasiumWorkers(Draws, N, 7, workers=2)
+    environment = in_workers(Draws, N, 7, workers=2)
     environment.reset()
     environment.set_options({"level": 7, "text": "a" * 1_000_000})
     assert (environment.reset()[:, 1] == 7.0).all()
@@ -521,7 +522,7 @@ def test_only_the_selected_environment_renders(mode: Any) -> None:
 
 
 def test_render_without_a_render_mode_raises() -> None:
-    environment = GymnasiumWorkers("CartPole-v1", 2, workers=2, mode="threads")
+    environment = in_workers("CartPole-v1", 2, workers=2, mode="threads")
     environment.reset()
     with pytest.raises(ValueError, match="render_mode='rgb_array'"):
         environment.render()
@@ -534,13 +535,13 @@ def test_different_spaces_in_workers_raise() -> None:
             super().__init__(lambda: setattr(self, "action_space", spaces.Discrete(3)), "making")
 
     with pytest.raises(ValueError, match="equal spaces"):
-        GymnasiumWorkers(Differs, N, workers=2)
+        in_workers(Differs, N, workers=2)
 
 
 def test_threads_with_the_same_environment_raise() -> None:
     one = Faulty()
     with pytest.raises(ValueError, match="same environment twice"):
-        GymnasiumWorkers(lambda: one, N, workers=N, mode="threads")
+        in_workers(lambda: one, N, workers=N, mode="threads")
 
 
 def test_frame_that_cannot_be_pickled_raises() -> None:
@@ -548,7 +549,7 @@ def test_frame_that_cannot_be_pickled_raises() -> None:
         def render(self) -> Any:
             return lambda: 1
 
-    environment = GymnasiumWorkers(Draws, N, 7, workers=2)
+    environment = in_workers(Draws, N, 7, workers=2)
     environment.reset()
     with pytest.raises(rein.WorkerError, match="pickle"):
         environment.render()
@@ -562,12 +563,12 @@ def test_factories_of_local_objects_work_with_every_start_method(method: str) ->
     text = f"""
 import multiprocessing
 import torch
-from rein.envs import GymnasiumWorkers
+from rein.envs import GymnasiumEnvironment
 
 def main():
     import gymnasium
     steps = 5
-    environment = GymnasiumWorkers(lambda: gymnasium.make("CartPole-v1", max_episode_steps=steps), 2, 0, workers=2)
+    environment = GymnasiumEnvironment(lambda: gymnasium.make("CartPole-v1", max_episode_steps=steps), 2, 0, workers=2)
     environment.reset()
     ended = [environment.apply_action(torch.ones(2, dtype=torch.int64)).truncated.all() for _ in range(5)]
     environment.close()
@@ -593,7 +594,7 @@ if __name__ == "__main__":
 )
 def test_invalid_options_raise_before_workers_start(options: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        GymnasiumWorkers(Faulty, N, **options)
+        in_workers(Faulty, N, **options)
 
 
 def test_make_with_a_mode_without_workers_raises() -> None:
@@ -607,17 +608,17 @@ def test_make_builds_the_same_environment_for_debugging() -> None:
 
 
 def test_config_contains_the_given_options() -> None:
-    environment = GymnasiumWorkers("Pendulum-v1", 2, 4, workers=1, mode="threads", info={"x": 0}, g=9.0)
+    environment = in_workers("Pendulum-v1", 2, 4, workers=1, mode="threads", info={"x": 0}, g=9.0)
     config = environment.config
     assert (config["workers"]["workers"], config["workers"]["mode"]) == (1, "threads")
     assert (config["id"], config["make_kwargs"], config["info"]) == ("Pendulum-v1", {"g": 9.0}, {"x": 0})
-    assert repr(environment).startswith("GymnasiumWorkers('Pendulum-v1', num_envs=2, workers=1, mode='threads'")
+    assert repr(environment).startswith("GymnasiumEnvironment('Pendulum-v1', num_envs=2, workers=1, mode='threads'")
     environment.close()
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_close_in_every_state_returns_and_is_idempotent(mode: Any) -> None:
-    def sent(environment: GymnasiumWorkers) -> None:
+    def sent(environment: GymnasiumEnvironment) -> None:
         environment.reset()
         environment.send(ONES, [*range(N)])
 
@@ -642,7 +643,7 @@ def test_close_kills_a_worker_that_hangs(caplog: pytest.LogCaptureFixture, monke
 def test_close_with_a_dead_worker_warns(caplog: pytest.LogCaptureFixture) -> None:
     environment = build()
     environment.reset()
-    os.kill(environment._workers[1].pid or 0, signal.SIGKILL)
+    os.kill(environment._transport._workers[1].pid or 0, signal.SIGKILL)
     environment.close()
     assert "killed by SIGKILL" in caplog.text
 
@@ -651,7 +652,7 @@ def test_close_with_a_dead_worker_warns(caplog: pytest.LogCaptureFixture) -> Non
 def test_deleted_environment_ends_its_workers(mode: Any) -> None:
     environment = build(mode=mode)
     environment.reset()
-    workers = [*environment._workers]
+    workers = [*environment._transport._workers]
     del environment
     assert all(worker.join(0.0) for worker in workers)
 

@@ -192,6 +192,7 @@ class SelfPlay:
         self._seat_N, self._opponent_N, self._moves_N = integers(self.episode_seeds, _SEAT, 2), opponent_N, moves_N
         self._carry_NC = None if state["carry"] is None else state["carry"].to(self.device, copy=True)
         self._observation = self._games.observe(self._row_N, self._seat_N) if self._seeds.started else None
+        self._ended = None
 
     def __repr__(self) -> str:
         return representation(self, self.game.name, f"num_envs={self.num_envs}")

@@ -9,38 +9,28 @@ classes need no such handling.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
-import functools
 import logging
 import math
 import multiprocessing
-import os
-import signal
-import sys
-import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import gymnasium
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
+from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
 
-from rein.envs.base.pipes import GARBAGE_ADVICE, GarbageError, Pipe, has_ended, wait
+from rein.envs.host.processes import GARBAGE_ADVICE, GarbageError, Pipe, check_timeout, ending, has_ended, wait
 from rein.errors import WorkerDied, WorkerError, WorkerTimeout, text_of
 
 logger = logging.getLogger(__name__)
 
 GRACE = 10.0  # seconds that `close` waits if no timeout was given
 _MOMENT = 1.0  # seconds: for actions that should be immediate, and between two checks of a silent worker
-_LONGEST = 2e6  # seconds: poll(2) is limited to 2**31 milliseconds
 _BROKEN_PIPE = (EOFError, ConnectionError)
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 
 
 class _LostError(Exception):
@@ -99,7 +89,7 @@ class Workers:
     def __init__(self, environment: Any, name: str, timeout: float | None) -> None:
         self._environment, self.name, self._timeout = environment, name, timeout
         self._asynchronous = isinstance(environment.unwrapped, AsyncVectorEnv)
-        self._failure: str | None = None
+        self.failure: str | None = None
         check_timeout(timeout)
         if self._asynchronous:
             bare = environment.unwrapped
@@ -109,11 +99,6 @@ class Workers:
                 setattr(bare, method, _watched(bare, method, timeout))
         elif timeout is not None:
             raise ValueError(f"timeout={timeout}: {name} has no processes; use timeout= with an AsyncVectorEnv only")
-
-    def check(self) -> None:
-        """Raise RuntimeError if the processes were ended after a failure."""
-        if self._failure is not None:
-            raise RuntimeError(f"{self.name}: workers were ended after a failure; build a new one ({self._failure})")
 
     def explain(self, error: BaseException, seed_of: Callable[[int], int]) -> None:
         """Explain `error`, which a call of the environment raised; `seed_of(i)` is the seed of an episode, or -1.
@@ -147,24 +132,19 @@ class Workers:
             failure = WorkerDied(f"{self._described(self._dead(), seed_of)} ended unexpectedly")
         elif isinstance(error, Exception) and bare._state is AsyncState.DEFAULT:  # no answers are pending
             return
-        self._failure = text_of(error if failure is None else failure)
+        self.failure = text_of(error if failure is None else failure)
         _end(bare)
         if failure is not None:
             raise failure from error
 
     def render(self, index: int) -> Any:
         """Return the frame of one environment. Other processes do not render."""
-        return self.call("render", {index: ()})[index]
-
-    def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Call a method of several environments at the same time. `arguments` and the result are by environment."""
         bare = self._environment.unwrapped
-        for index, args in arguments.items():
-            bare.parent_pipes[index].send(("_call", (method, args, {})))
-        _await_answers(bare, self._timeout, [*arguments])
-        answers = {index: bare.parent_pipes[index].recv() for index in arguments}
-        bare._raise_if_errors([answers.get(index, (None, True))[1] for index in range(bare.num_envs)])
-        return {index: result for index, (result, _) in answers.items()}
+        bare.parent_pipes[index].send(("_call", ("render", (), {})))
+        _await_answers(bare, self._timeout, [index])
+        frame, rendered = bare.parent_pipes[index].recv()
+        bare._raise_if_errors([rendered or other != index for other in range(bare.num_envs)])
+        return frame
 
     def close(self) -> None:
         """Close the environment. Processes that do not end within `timeout` (or 10) seconds are killed and logged."""
@@ -203,44 +183,6 @@ class Workers:
         return f"{self.name}, {' and '.join(workers) or 'a worker'}"
 
 
-def check_timeout(timeout: float | None) -> None:
-    """Raise ValueError for a timeout that is not above 0, or too long for poll(2)."""
-    if timeout is not None and not 0 < timeout <= _LONGEST:
-        raise ValueError(f"timeout={timeout}: give seconds above 0 and at most {_LONGEST:g}, or None for no limit")
-
-
-def in_processes(make: Callable[[], gymnasium.Env[Any, Any]], num_envs: int) -> AsyncVectorEnv[Any, Any]:
-    """Start N processes with one environment each, whose methods are called with `Workers.call`.
-
-    Raises ValueError for environments with different spaces, and OSError for too few file descriptors. Raises
-    WorkerDied if a process ends while it makes its environment.
-    """
-    check_descriptors(f"worlds={num_envs}", num_envs)
-    # The kernel's "parent" is the thread that starts a process. Processes must survive the end of other threads.
-    ends_with_parent = threading.current_thread() is threading.main_thread()
-    with starting():
-        made = functools.partial(_make_in_worker, os.getpid(), ends_with_parent, make)
-        return _Processes([made] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
-
-
-class _Processes(AsyncVectorEnv):
-    """AsyncVectorEnv that detects a process that dies while it makes its environment, and names unequal spaces."""
-
-    def _check_spaces(self) -> None:
-        pipes: list[Any] = self.parent_pipes
-        pipes[:] = [_Pipe(pipe, None) for pipe in pipes]
-        for kind in ("observation_space", "action_space"):
-            expected = getattr(self, f"single_{kind}")
-            self.call_async(kind)
-            _await_answers(self, None)
-            for index, space in enumerate(self.call_wait()):
-                if space != expected:
-                    raise ValueError(
-                        f"environment {index} has the {kind} {space}, others have {expected}; all environments must"
-                        " have equal spaces"
-                    )
-
-
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
     """Context for making an AsyncVectorEnv. On failure, its processes are ended and its pipes are closed.
@@ -272,46 +214,6 @@ def closed_on_error(environment: Any) -> Iterator[None]:
         if isinstance(environment.unwrapped, AsyncVectorEnv):
             _end(environment.unwrapped)
         environment.close()
-        raise
-
-
-def check_descriptors(given: str, processes: int) -> None:
-    """Raise OSError, before any process is started, if there are too few file descriptors. `given` is the option."""
-    needed = 4 * processes + 8  # per process a pipe, shared memory, and two descriptors of multiprocessing
-    held: list[int] = []
-    try:
-        held.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(needed))
-    except OSError as error:
-        if error.errno != errno.EMFILE:
-            raise
-        message = f"{given} needs {needed} file descriptors; raise the limit with `ulimit -n`"
-        raise OSError(errno.EMFILE, message) from None
-    finally:
-        for descriptor in held:
-            os.close(descriptor)
-
-
-def _make_in_worker(main: int, ends_with_parent: bool, make: Callable[[], Any]) -> Any:
-    """Make an environment. A worker ignores Ctrl-C and ends together with the process `main`."""
-    if os.getpid() != main:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the main process is inherited
-        if ends_with_parent and sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    return make()
-
-
-@contextlib.contextmanager
-def portable() -> Iterator[None]:
-    """Raise RuntimeError with the text of the traceback for an error in a worker that does not survive pickling."""
-    try:
-        yield
-    except Exception as error:  # re-raised
-        try:
-            got = ForkingPickler.loads(ForkingPickler.dumps(error))  # pyright: ignore[reportAttributeAccessIssue]  # a function
-            type(error)(got)  # Gymnasium calls the class again
-        except Exception:  # the class of the error can raise anything
-            raise RuntimeError("".join(traceback.format_exception(error))) from None
         raise
 
 
@@ -392,15 +294,3 @@ def _watched(environment: Any, method: str, timeout: float | None) -> Callable[.
         return receive(proxy)
 
     return wait
-
-
-def ending(exitcode: int | None) -> str:
-    """Return an exit code as text, for instance `killed by SIGKILL`."""
-    if exitcode is None:
-        return ""
-    if exitcode >= 0:
-        return f"exit code {exitcode}"
-    try:
-        return f"killed by {signal.Signals(-exitcode).name}"
-    except ValueError:  # most of the real-time signals have no name
-        return f"killed by signal {-exitcode}"

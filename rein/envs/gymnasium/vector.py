@@ -22,23 +22,17 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TransformObservation
 from torch import Tensor
 
-from rein.envs.base.contract import check_action, check_observation, checked_num_envs, representation
-from rein.envs.base.options import Options, ResetOptions, as_keywords
+from rein.envs.base.contract import checked_num_envs
 from rein.envs.base.seeding import UNKNOWN, HostEpisodeSeeds
-from rein.envs.base.step_checks import (
-    CLOSED,
-    RESET,
-    STEP,
-    check_begun,
-    check_open,
-    check_parts,
-    ends_episodes,
-    missing_values,
-)
+from rein.envs.base.step_checks import ends_episodes
 from rein.envs.gymnasium.adapter import as_json, make, name_of
 from rein.envs.gymnasium.async_vector_env import Workers, closed_on_error, starting
-from rein.envs.gymnasium.masks import BatchedMasks, check_has_mask, missing_masks, warn_of_mask
-from rein.errors import EnvironmentContractError, explain
+from rein.envs.host.block import About, Setup
+from rein.envs.host.environment import HostEnvironment
+from rein.envs.host.masks import BatchedMasks, check_has_mask, missing_masks
+from rein.envs.host.options import Options, ResetOptions, as_keywords
+from rein.envs.host.results import RESET, STEP, check_parts, missing_values
+from rein.errors import EnvironmentContractError
 from rein.ops.trees import map_tree
 from rein.spaces import ACTION_MASK, entry
 from rein.spaces.conversion import BatchCodec, Codec, array
@@ -188,146 +182,69 @@ logger = logging.getLogger(__name__)
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
 
 
-@explain("ENVIRONMENT_ATTRIBUTES")
-class GymnasiumVectorEnvironment:
-    """N environments of a `gymnasium.vector.VectorEnv`, or of `gymnasium.make_vec(id, num_envs, **make_kwargs)`.
+class _VectorBlock:
+    """Environments of a vector environment, which steps all of them at once. See `Transport`.
 
-    Use it for sources that step many environments at once, for instance compiled code or processes. Episodes are not
-    replayable: a resumed run begins new episodes. `close` closes the source.
-
-    An `AsyncVectorEnv` runs its environments in processes. `reset` and `apply_action` raise WorkerDied if a process has
-    died, and WorkerTimeout after `timeout` seconds. In both cases all processes are ended. Exceptions in a process are
-    re-raised with a note of environment and episode seed, or as WorkerDied if they cannot be pickled.
-
-    Args:
-        autoreset_mode: autoreset mode of a source that does not declare one. With an id it is passed to `make_vec`.
-        info: entries of the infos to store, with the default for steps without them, such as `{"success": False}`. The
-            default also defines dtype and shape.
-        action_mask: add `info["action_mask"]` to the observation, as in `GymnasiumEnvironment`. Environments for which
-            `_action_mask` is False may choose every action.
-        timeout: seconds that a call may take in processes; None for no limit.
-
-    Raises:
-        ValueError: if Gymnasium does not know the id, if the autoreset mode is unknown or differs from the declared
-            one, or if there is a timeout without processes.
-        TypeError: if a space cannot be converted to tensors, or if `info` is not a dictionary of numbers.
+    Its masks of infos are read for all environments at once, and episodes that end are reset as the autoreset mode
+    demands.
     """
 
-    replayable = False
+    sent = ()
 
-    @torch.inference_mode(False)  # inference tensors cannot be modified outside of inference mode
     def __init__(
-        self,
-        source: VectorEnv[Any, Any, Any] | EnvSpec | str,
-        num_envs: int | None = None,
-        seed: int | None = None,
-        *,
-        autoreset_mode: AutoresetMode | str | None = None,
-        info: Mapping[str, Any] | None = None,
-        action_mask: bool | None = None,
-        timeout: float | None = None,
-        **make_kwargs: Any,
+        self, environment: Any, mode: AutoresetMode, setup: Setup, seed: int | None, timeout: float | None
     ) -> None:
-        self._info, self._action_mask = missing_values(info), action_mask
-        self._name = name_of(source) if isinstance(source, str | EnvSpec) else str(source)
-        self._make_kwargs = make_kwargs
-        self._environment, self._mode = opened(source, num_envs, autoreset_mode, make_kwargs)
-        made_here = isinstance(source, str | EnvSpec)
-        with closed_on_error(self._environment) if made_here else contextlib.nullcontext():
-            self._prepare(seed, timeout)
-        self._observation: Tree = None  # the current observation; None before a reset
-        self._ended: str | None = None  # the error that ended the episodes, or CLOSED
+        self._environment, self.mode, self._setup, self._name = environment, mode, setup, setup.name
+        self._workers = Workers(environment, self._name, timeout)
+        self.num_envs = checked_num_envs(environment.num_envs)
+        self.seeds, self.options = HostEpisodeSeeds(self.num_envs, seed), ResetOptions(self.num_envs)
+        self._takes_seeds = isinstance(environment.unwrapped, SyncVectorEnv | AsyncVectorEnv)  # one per row
+        space, action_space = environment.single_observation_space, environment.single_action_space
+        self._observations = BatchCodec("observation", space, environment.observation_space, self.num_envs)
+        self._actions = BatchCodec("action", action_space, environment.action_space, self.num_envs)
+        self._finals = Codec("info.final_obs", space)
+        self._looks_for_masks = setup.action_mask is None and ACTION_MASK not in setup.info
+        self._looks_for_masks &= entry(space, ACTION_MASK) is None
+        self.has_unused_masks = False
+        masks = missing_masks(self._name, environment, action_space) if setup.action_mask else None
+        self._masks = None if masks is None else BatchedMasks(self._name, masks, self.num_envs)
+        space = space if masks is None else folded_space(space, masks)
+        fps = environment.metadata.get("render_fps")
+        self.about = About(space, action_space, environment.render_mode, fps, [id(environment)])
+        self._observation: Tree = None  # the current observation
+        self._ended: str | None = None
         self._false_N = np.zeros(self.num_envs, np.bool_)
         self._resets_N = self._false_N  # environments whose next step is a reset; only with NEXT_STEP
-        self._checked = False
-
-    def _prepare(self, seed: int | None, timeout: float | None) -> None:
-        """Set the attributes that depend on the source."""
-        self._workers = Workers(self._environment, self._name, timeout)
-        self.num_envs = checked_num_envs(self._environment.num_envs)
-        self.device = torch.device("cpu")
-        self._seeds = HostEpisodeSeeds(self.num_envs, seed)
-        self._options = ResetOptions(self.num_envs)
-        self._takes_seeds = isinstance(self._environment.unwrapped, SyncVectorEnv | AsyncVectorEnv)  # one per row
-        self.single_observation_space = self._environment.single_observation_space
-        self.single_action_space = self._environment.single_action_space
-        observations, actions = self._environment.observation_space, self._environment.action_space
-        self._observations = BatchCodec("observation", self.single_observation_space, observations, self.num_envs)
-        self._actions = BatchCodec("action", self.single_action_space, actions, self.num_envs)
-        self._finals = Codec("info.final_obs", self.single_observation_space)
-        self._warns = self._action_mask is None and ACTION_MASK not in self._info
-        self._warns = self._warns and entry(self.single_observation_space, ACTION_MASK) is None
-        masks = missing_masks(self._name, self._environment, self.single_action_space) if self._action_mask else None
-        self._masks = None if masks is None else BatchedMasks(self._name, masks, self.num_envs)
-        if masks is not None:
-            self.single_observation_space = folded_space(self.single_observation_space, masks)
 
     @property
-    def seed(self) -> int | None:
-        """Random seed of all environments; None until given or drawn at the first reset."""
-        return self._seeds.seed
+    def ended(self) -> str | None:
+        """Text of the error that ended the episodes."""
+        return self._workers.failure or self._ended
+
+    @property
+    def reusable(self) -> bool:
+        """Whether processes were not ended after a failure."""
+        return self._workers.failure is None
 
     @property
     def episode_seeds(self) -> Tensor:
         """(N,) int64: seeds of the current episodes; -1 if the source resets its episodes itself."""
-        if self._takes_seeds and self._mode is AutoresetMode.DISABLED:
-            return self._seeds.current
+        if self._takes_seeds and self.mode is AutoresetMode.DISABLED:
+            return self.seeds.current
         return torch.full((self.num_envs,), UNKNOWN, dtype=torch.int64, device="cpu")
 
-    @property
-    def episode_options(self) -> list[dict[str, Any] | None] | None:
-        """Options with which the current episodes began, one entry for each environment; None if none were set."""
-        return self._options.current
-
-    def set_options(
-        self, options: Options | Sequence[Options | None] | None, environments: Iterable[int] | None = None
-    ) -> None:
-        """Set the options that `reset` of an environment gets, see `GymnasiumEnvironment.set_options`.
-
-        Environments with different options are reset by separate calls. Raises ValueError if the source resets its
-        episodes itself, because Gymnasium then resets without options.
-        """
-        if self._mode is not AutoresetMode.DISABLED:
-            raise ValueError(
-                f"{self._name}: set_options needs the autoreset mode DISABLED, because the source resets its episodes"
-                f" itself in {self._mode.name}; give autoreset_mode='DISABLED', or use rein.make(id, workers=...)"
-            )
-        self._options.set(options, environments)
-
-    @property
-    def awaits_reset(self) -> bool:
-        """Whether `reset` must be called before a step: before the first reset, and after a resume."""
-        return self._observation is None
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """Constructor options, as JSON values."""
-        return {
-            "id": self._name,
-            "num_envs": self.num_envs,
-            "seed": self.seed,
-            "autoreset_mode": self._mode.value,
-            "info": {key: missing.tolist() for key, missing in self._info.items()},
-            "action_mask": self._action_mask,
-            "make_kwargs": {key: as_json(value) for key, value in self._make_kwargs.items()},
-        }
-
-    def reset(self, seed: int | None = None) -> Tree:
-        """Begin a new episode of every environment, from episode 0 if `seed` is given. Returns the observation."""
-        check_open(self._name, "reset", self._ended)
-        if seed is not None:
-            self._seeds.restart(seed)
-        return self._begin()
+    def discard(self) -> None:
+        """Do nothing: environments are not sent."""
 
     @ends_episodes
-    def _begin(self) -> Tree:
+    def begin(self, current: Sequence[int] | None = None, again: bool = False) -> Tree:
+        """Begin new episodes. Returns the observation (N, *O)."""
         seeds, all_N = self._next_seeds(), ~self._false_N
         (_, options), *others = self._groups(all_N)
         observation, info = self._parts("reset", RESET, seed=seeds, **as_keywords(options))
         self._resets_N = self._false_N
-        if self._warns:
-            self._warns = False
-            warn_of_mask(self._name, info)
+        if self._looks_for_masks:
+            self._looks_for_masks, self.has_unused_masks = False, isinstance(info, Mapping) and ACTION_MASK in info
         if self._masks is not None:
             check_has_mask(self._name, info)
         self._observation = self._folded(self._observations.tensors(observation), info)
@@ -338,13 +255,8 @@ class GymnasiumVectorEnvironment:
         self._ended = None
         return self._observation
 
-    def apply_action(self, action: Tree) -> TimeStep:
-        """Step every environment with actions `(N, *A)`.
-
-        Raises RuntimeError before the first reset and EnvironmentContractError for an action or a result that does not
-        fit its space.
-        """
-        self._check(action)
+    def step(self, action: Tree, chosen: Sequence[int]) -> TimeStep:
+        """Step all environments with actions `(N, *A)`."""
         return self._step(self._actions.arrays(action))
 
     @ends_episodes
@@ -367,61 +279,22 @@ class GymnasiumVectorEnvironment:
             info=wanted,
         )
 
-    @property
-    def render_fps(self) -> float | None:
-        """Frames per second in the metadata of the source, or None."""
-        return self._environment.metadata.get("render_fps")
-
-    def render(self, index: int = 0) -> Any:
-        """Return an RGB frame of one environment. Other processes do not render.
-
-        Raises ValueError unless built with `render_mode="rgb_array"`.
-        """
-        mode, frame = self._environment.render_mode, None
-        if mode == "rgb_array":
-            bare = self._environment.unwrapped
-            if self._environment is bare and isinstance(bare, AsyncVectorEnv):
-                frame = self._call(self._workers.render, index)
-            elif self._environment is bare and isinstance(bare, SyncVectorEnv):
-                frame = bare.envs[index].render()
-            elif (frames := self._call(self._environment.render)) is not None:
-                frame = frames[index]
-        if frame is None:
-            raise ValueError(f"{self._name}: built with render_mode={mode!r}; give render_mode='rgb_array'")
-        return frame
-
-    def reseed(self, seed: int) -> None:
-        """Set the random seed. Raises RuntimeError after the first reset."""
-        self._seeds.reseed(seed)
+    def render(self, index: int) -> Any:
+        """Return a frame of one environment, or None. Other processes do not render."""
+        bare = self._environment.unwrapped
+        if self._environment is bare and isinstance(bare, AsyncVectorEnv):
+            return self._call(self._workers.render, index)
+        if self._environment is bare and isinstance(bare, SyncVectorEnv):
+            return bare.envs[index].render()
+        frames = self._call(self._environment.render)
+        return None if frames is None else frames[index]
 
     def close(self) -> None:
-        """Close the source. A second call does nothing."""
-        self._observation = None
-        if self._ended is not CLOSED:
-            self._ended = CLOSED
-            self._workers.close()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the seed and the episode counters. The state within an episode is not available."""
-        return {"seeds": self._seeds.state_dict(), "options": self._options.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the seed and the episode counters. `reset` must be called next, and begins new episodes.
-
-        Raises ValueError for another number of environments.
-        """
-        self._seeds.load_state_dict(state["seeds"])
-        self._options.load_state_dict(state["options"])
-        self._observation = None
-        if self._seeds.started:
-            logger.warning("%s is not replayable: open episodes are lost, and reset() begins new ones", self._name)
-
-    def __repr__(self) -> str:
-        return representation(self, repr(self._name), f"num_envs={self.num_envs}")
+        """Close the source."""
+        self._workers.close()
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method of the source, and explain failures of its processes."""
-        self._workers.check()
         try:
             return method(*args, **kwargs)
         except BaseException as error:  # re-raised or explained; also KeyboardInterrupt, which leaves answers pending
@@ -433,20 +306,12 @@ class GymnasiumVectorEnvironment:
         check_parts(self._name, method, result, parts)
         return result
 
-    def _check(self, action: Tree) -> None:
-        self._workers.check()
-        check_begun(self._name, "apply_action", self._observation is not None, self._ended)
-        if not self._checked:
-            check_action(action, self.num_envs, self.single_action_space)
-            check_observation(self._observation, self.num_envs, self.single_observation_space)
-            self._checked = True
-
     def _next_seeds(self) -> Any:
         """Return the seeds of a full reset in the form that the source takes: one per environment, or one for all."""
         by_ale = type(self._environment.unwrapped).__module__.startswith("ale_py.")
         if not (by_ale or self._takes_seeds):
-            return self._seeds.advance(0)
-        seeds = [self._seeds.advance(index) for index in range(self.num_envs)]
+            return self.seeds.advance(0)
+        seeds = [self.seeds.advance(index) for index in range(self.num_envs)]
         return np.array(seeds) if by_ale else seeds
 
     def _column(self, field: str, values: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -458,10 +323,10 @@ class GymnasiumVectorEnvironment:
         `source` and `info` are the observation, without the entry `action_mask`, and the infos of the step.
         """
         self._observation = observation = self._folded(source, info)
-        if self._mode is AutoresetMode.NEXT_STEP:
+        if self.mode is AutoresetMode.NEXT_STEP:
             self._resets_N = ended_N
         elif ended_N.any():
-            if self._mode is AutoresetMode.SAME_STEP:
+            if self.mode is AutoresetMode.SAME_STEP:
                 final_observation = self._final_observation(source, info, ended_N)
                 return _where(ended_N, self._folded(final_observation, info.get("final_info", {})), observation)
             self._reset_where(ended_N)
@@ -472,12 +337,12 @@ class GymnasiumVectorEnvironment:
         return observation if self._masks is None else folded(observation, self._masks.read(info))
 
     def _check_masks(self) -> None:
-        spaces_ = self.single_observation_space, self.single_action_space
+        spaces_ = self.about.observation_space, self.about.action_space
         check_masks(self._observation, *spaces_, must_act=~self._resets_N)
 
     def _groups(self, mask_N: np.ndarray[Any, Any]) -> list[tuple[np.ndarray[Any, Any], dict[str, Any] | None]]:
         """Begin the next options where `mask_N` is True. Returns the rows (N,) of each different options."""
-        begun = {index: self._options.begin(index) for index in mask_N.nonzero()[0].tolist()}
+        begun = {index: self.options.begin(index) for index in mask_N.nonzero()[0].tolist()}
         groups: list[tuple[np.ndarray[Any, Any], dict[str, Any] | None]] = []
         for index, options in begun.items():
             rows_N = next((rows_N for rows_N, known in groups if known == options), None)
@@ -490,7 +355,7 @@ class GymnasiumVectorEnvironment:
         """Reset ended episodes in the mode DISABLED."""
         seeds = None
         if self._takes_seeds:
-            seeds = [self._seeds.advance(index) if ended else None for index, ended in enumerate(ended_N.tolist())]
+            seeds = [self.seeds.advance(index) if ended else None for index, ended in enumerate(ended_N.tolist())]
         for chosen_N, options in self._groups(ended_N):
             self._observation = _where(chosen_N, self._reset_group(chosen_N, seeds, options), self._observation)
 
@@ -518,10 +383,10 @@ class GymnasiumVectorEnvironment:
         """Return the requested entries of the infos. In SAME_STEP, an ended episode has the `info` of the reset."""
         if not isinstance(info, Mapping):
             raise EnvironmentContractError(f"{self._name}: info: expected a dictionary from step, got {info!r}")
-        of_reset_N = ended_N if self._mode is AutoresetMode.SAME_STEP else self._false_N
+        of_reset_N = ended_N if self.mode is AutoresetMode.SAME_STEP else self._false_N
         sources = ((info, ~of_reset_N), (info.get("final_info", {}), of_reset_N))
         wanted = {}
-        for key, missing in self._info.items():
+        for key, missing in self._setup.info.items():
             values_N = np.broadcast_to(missing, (self.num_envs, *missing.shape)).copy()
             for source, mask_N in sources:
                 if key in source:
@@ -534,3 +399,81 @@ class GymnasiumVectorEnvironment:
 def _where(mask_N: np.ndarray[Any, Any], new: Tree, old: Tree) -> Tree:
     mask = torch.from_numpy(mask_N)
     return map_tree(lambda a, b: torch.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old)
+
+
+class GymnasiumVectorEnvironment(HostEnvironment):
+    """N environments of a `gymnasium.vector.VectorEnv`, or of `gymnasium.make_vec(id, num_envs, **make_kwargs)`.
+
+    Use it for sources that step many environments at once, for instance compiled code or processes. Episodes are not
+    replayable: a resumed run begins new episodes. `close` closes the source.
+
+    An `AsyncVectorEnv` runs its environments in processes. `reset` and `apply_action` raise WorkerDied if a process has
+    died, and WorkerTimeout after `timeout` seconds. In both cases all processes are ended. Exceptions in a process are
+    re-raised with a note of environment and episode seed, or as WorkerDied if they cannot be pickled.
+
+    Args:
+        autoreset_mode: autoreset mode of a source that does not declare one. With an id it is passed to `make_vec`.
+        info: entries of the infos to store, with the default for steps without them, such as `{"success": False}`. The
+            default also defines dtype and shape.
+        action_mask: add `info["action_mask"]` to the observation, as in `GymnasiumEnvironment`. Environments for which
+            `_action_mask` is False may choose every action.
+        timeout: seconds that a call may take in processes; None for no limit.
+
+    Raises:
+        ValueError: if Gymnasium does not know the id, if the autoreset mode is unknown or differs from the declared
+            one, or if there is a timeout without processes.
+        TypeError: if a space cannot be converted to tensors, or if `info` is not a dictionary of numbers.
+    """
+
+    @torch.inference_mode(False)  # inference tensors cannot be modified outside of inference mode
+    def __init__(
+        self,
+        source: VectorEnv[Any, Any, Any] | EnvSpec | str,
+        num_envs: int | None = None,
+        seed: int | None = None,
+        *,
+        autoreset_mode: AutoresetMode | str | None = None,
+        info: Mapping[str, Any] | None = None,
+        action_mask: bool | None = None,
+        timeout: float | None = None,
+        **make_kwargs: Any,
+    ) -> None:
+        made_here, infos = isinstance(source, str | EnvSpec), missing_values(info)
+        name = name_of(source) if isinstance(source, str | EnvSpec) else str(source)
+        environment, mode = opened(source, num_envs, autoreset_mode, make_kwargs)
+        config = {
+            "autoreset_mode": mode.value,
+            "make_kwargs": {key: as_json(value) for key, value in make_kwargs.items()},
+        }
+        setup = Setup(name=name, info=infos, action_mask=action_mask, replayable=False, config=config)
+        with closed_on_error(environment) if made_here else contextlib.nullcontext():
+            block = _VectorBlock(environment, mode, setup, seed, timeout)
+            super().__init__(setup, block, block.seeds, block.options)
+        self._mode = mode
+
+    def set_options(
+        self, options: Options | Sequence[Options | None] | None, environments: Iterable[int] | None = None
+    ) -> None:
+        """Set the options that `reset` of an environment gets, see `HostEnvironment.set_options`.
+
+        Environments with different options are reset by separate calls. Raises ValueError if the source resets its
+        episodes itself, because Gymnasium then resets without options.
+        """
+        if self._mode is not AutoresetMode.DISABLED:
+            raise ValueError(
+                f"{self._setup.name}: set_options needs the autoreset mode DISABLED, because the source resets its "
+                f"episodes itself in {self._mode.name}; give autoreset_mode='DISABLED', or use rein.make(id, "
+                "workers=...)"
+            )
+        super().set_options(options, environments)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the seed and the episode counters. `reset` must be called next, and begins new episodes.
+
+        Raises ValueError for another number of environments.
+        """
+        super().load_state_dict(state)
+        if self._seeds.started:
+            logger.warning(
+                "%s is not replayable: open episodes are lost, and reset() begins new ones", self._setup.name
+            )

@@ -1,11 +1,15 @@
-"""Pipes to worker processes: reads and writes that never block, so that every wait for a worker has a deadline."""
+"""Worker processes: pipes that never block, so that every wait for a worker has a deadline, and how processes end."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import os
 import select
+import signal
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -13,6 +17,8 @@ from typing import Any, TypeVar
 GARBAGE_ADVICE = "the environment, or a library that it uses, has written to the pipe of rein"
 PICKLE = b"\x80"  # first byte of a pickled value
 _LONG = b"\xff\xff\xff\xff"  # begins the header of a message of 2 GiB or more
+_LONGEST = 2e6  # seconds: poll(2) is limited to 2**31 milliseconds
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 _CHUNK = 1 << 18  # bytes of a read, about as many as the system keeps
 
 
@@ -165,3 +171,48 @@ def has_ended(process: Any) -> bool:
     except OSError:
         return True
     return False
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Raise ValueError for a timeout that is not above 0, or too long for poll(2)."""
+    if timeout is not None and not 0 < timeout <= _LONGEST:
+        raise ValueError(f"timeout={timeout}: give seconds above 0 and at most {_LONGEST:g}, or None for no limit")
+
+
+def check_descriptors(given: str, processes: int) -> None:
+    """Raise OSError, before any process is started, if there are too few file descriptors. `given` is the option."""
+    needed = 4 * processes + 8  # per process a pipe, shared memory, and two descriptors of multiprocessing
+    held: list[int] = []
+    try:
+        held.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(needed))
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        message = f"{given} needs {needed} file descriptors; raise the limit with `ulimit -n`"
+        raise OSError(errno.EMFILE, message) from None
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def ending(exitcode: int | None) -> str:
+    """Return an exit code as text, for instance `killed by SIGKILL`."""
+    if exitcode is None:
+        return ""
+    if exitcode >= 0:
+        return f"exit code {exitcode}"
+    try:
+        return f"killed by {signal.Signals(-exitcode).name}"
+    except ValueError:  # most of the real-time signals have no name
+        return f"killed by signal {-exitcode}"
+
+
+def begin_worker(parent_is_main_thread: bool) -> None:
+    """Let this process, a worker, ignore Ctrl-C and end together with its parent.
+
+    The kernel's "parent" is the thread that starts a process, so the worker of another thread must survive its end.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the main process is inherited
+    if parent_is_main_thread and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,16 +1,15 @@
-"""Workers of `GymnasiumWorkers`: a process or a thread that steps a block of environments.
+"""Workers: processes or threads that step simulators.
 
 A worker has a queue of requests and answers them in order. Actions, observations, rewards and flags are in `Slots`. The
 slots of a process are shared memory without a name: its file descriptor is sent to the process, so the memory is freed
 with the last process that uses it, however that process ends.
 
-Shapes: N environments of a worker, R of them, A one action, O one observation.
+Shapes: W simulators of a worker, N their rows, R some of these, A one action, O one observation.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import logging
 import math
@@ -19,9 +18,7 @@ import multiprocessing
 import os
 import queue
 import select
-import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -39,10 +36,8 @@ from gymnasium import spaces
 from gymnasium.vector.utils import CloudpickleWrapper
 from torch import Tensor
 
-from rein.envs.base.pipes import PICKLE, GarbageError, Pipe, has_ended, wait
-from rein.envs.gymnasium import masks
-from rein.envs.gymnasium.adapter import GymnasiumEnvironment
-from rein.envs.gymnasium.async_vector_env import ending
+from rein.envs.host.block import About, Block, Setup
+from rein.envs.host.processes import PICKLE, GarbageError, Pipe, begin_worker, ending, has_ended, wait
 from rein.errors import text_of
 from rein.ops.trees import map_tree
 from rein.spaces import children
@@ -52,20 +47,17 @@ from rein.types import TimeStep, Tree
 logger = logging.getLogger(__name__)
 
 MOMENT = 0.05  # seconds between two checks whether a silent process has ended
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl(2)
 _BROKEN_PIPE = (EOFError, OSError)
 _parent_ends: weakref.WeakSet[Pipe] = weakref.WeakSet()  # a forked process must not keep them open
 
-Build = Callable[..., GymnasiumEnvironment]  # function of a number of environments
-
 
 class Request(NamedTuple):
-    """Request to a worker: a method of `Block`, and its arguments."""
+    """Request to a worker: a method of `Server`, and its arguments."""
 
     method: str
     args: tuple[Any, ...]
-    rows: Sequence[int] = ()  # environments of a step
-    steps: int = 1  # number of times that the worker steps or resets its environments
+    chosen: Sequence[int] = ()  # simulators of a step
+    steps: int = 1  # number of times that the worker steps or resets its simulators
 
 
 class Answer(NamedTuple):
@@ -77,32 +69,22 @@ class Answer(NamedTuple):
     trace: str | None = None  # traceback of an error
 
 
-class About(NamedTuple):
-    """Properties of the environments of a worker."""
-
-    observation_space: spaces.Space[Any]
-    action_space: spaces.Space[Any]
-    render_mode: str | None
-    render_fps: float | None
-    infos: Mapping[str, np.ndarray[Any, Any]]  # default values of the requested infos
-    identities: list[int]  # of the environments
-
-
 class Slots:
-    """Arrays of N environments for actions and results, in `memory` or, without it, in new memory."""
+    """Arrays of W simulators for actions and results, in `memory` or, without it, in new memory."""
 
-    def __init__(self, about: About, num_envs: int, memory: mmap.mmap | None = None) -> None:
+    def __init__(self, setup: Setup, about: About, count: int, memory: mmap.mmap | None = None) -> None:
         self._memory, self.nbytes = memory, 0
-        lead, infos = (num_envs,), about.infos
+        self._missing = setup.info
+        lead = (count * about.rows,)
         self.action = self._tree(about.action_space, lead)
         self.observation, self.final = (self._tree(about.observation_space, lead) for _ in range(2))
-        self.info = {key: self._array((*lead, *value.shape), value.dtype) for key, value in infos.items()}
+        self.info = {key: self._array((*lead, *value.shape), value.dtype) for key, value in setup.info.items()}
         self.reward = self._array(lead, np.dtype(np.float32))
         self.flags = self._array((3, *lead), np.dtype(np.bool_))  # terminated, truncated, valid
-        self.index, self.seed = (self._array(lead, np.dtype(np.int64)) for _ in range(2))  # of the current episodes
-        self.place = self._array((2,), np.dtype(np.int64))  # environment that is stepped or reset, and its episode seed
+        self.alive = self._array(lead, np.dtype(np.bool_))  # rows of agents that have not left
+        self.index, self.seed = (self._array((count,), np.dtype(np.int64)) for _ in range(2))  # of the current episodes
+        self.place = self._array((2,), np.dtype(np.int64))  # simulator that is stepped or reset, and its episode seed
         self.place[:] = -1
-        self._missing = infos
 
     def _tree(self, space: spaces.Space[Any], lead: tuple[int, ...]) -> Tree:
         inner = children(space)
@@ -117,7 +99,7 @@ class Slots:
         return np.zeros(shape, dtype) if self._memory is None else np.ndarray(shape, dtype, self._memory, begin)
 
     def put_step(self, rows: Any, time_step: TimeStep, ended: bool) -> None:
-        """Set the result of a step of the environments `rows` (R,), or of all for a slice."""
+        """Set the result of a step of the rows `rows` (R,), or of all for a slice."""
         _put(self.observation, rows, time_step.observation)
         if ended:
             _put(self.final, rows, time_step.final_observation)
@@ -127,12 +109,15 @@ class Slots:
         for key, values in time_step.info.items():
             self.info[key][rows] = values.numpy()
 
-    def put_lost(self, rows: Sequence[int], last: Tree) -> None:
-        """Set the result of environments (R,) whose episodes were lost: truncated after `last` (R, *O), not valid."""
+    def put_lost(self, rows: Sequence[int], last: Tree, alive: np.ndarray[Any, Any]) -> None:
+        """Set the result of rows (R,) whose episodes were lost: truncated after `last` (R, *O), not valid.
+
+        `alive` (R,) is False for agents that had left.
+        """
         chosen = np.array(rows, np.int64)
         _put(self.final, chosen, last)
         self.reward[chosen] = 0.0
-        self.flags[:, chosen] = np.array([[False], [True], [False]])
+        self.flags[:, chosen] = np.stack([np.zeros_like(alive), alive, np.zeros_like(alive)])
         for key, missing in self._missing.items():
             self.info[key][chosen] = missing
 
@@ -156,25 +141,17 @@ def shared_memory(size: int) -> int:
     return descriptor
 
 
-class Block:
-    """Environments of one worker, and the methods that requests call. `first` is the number of the first one."""
+class Server:
+    """Simulators of one worker, and the methods that requests call."""
 
-    def __init__(self, build: Build, rows: range) -> None:
-        self.environment = build(len(rows), _first=rows.start)
-        self.rows, self._all = rows, range(len(rows))
-
-    def about(self) -> About:
-        """Return the properties of the environments."""
-        one = self.environment
-        mode, infos = one._envs[0].render_mode, one._info
-        identities = [id(environment.unwrapped) for environment in one._envs]
-        return About(one.single_observation_space, one.single_action_space, mode, one.render_fps, infos, identities)
+    def __init__(self, setup: Setup, numbers: range) -> None:
+        self.block = Block(setup, numbers)
+        self._all = range(len(numbers))
 
     def attach(self, slots: Slots) -> None:
         """Set the place of actions and results."""
-        self._slots = slots
+        self._slots, self.block.place = slots, slots.place
         self._action = map_tree(torch.from_numpy, slots.action)
-        self.environment._place = slots.place
 
     def answer(self, request: Request) -> Answer:
         """Call the method of a request. Errors are returned."""
@@ -183,65 +160,73 @@ class Block:
         except BaseException as error:  # returned
             return failure(error)
 
-    def step(self, rows: Sequence[int] | None, changed: Mapping[int, Any] | None) -> Answer:
-        """Step the environments in `rows` (R,), or all for None. The value is whether an episode ended."""
+    def step(self, chosen: Sequence[int] | None, changed: Mapping[int, Any] | None) -> Answer:
+        """Step some simulators, or all for None. The value is whether an episode of one has ended."""
         self._change(changed)
-        time_step = self.environment._advance(self._action, self._all if rows is None else rows)
+        if chosen is None:
+            chosen, rows, action = self._all, slice(None), self._action
+        else:
+            rows = np.array(self.block.rows_of(chosen), np.int64)
+            action = map_tree(lambda x: x[torch.from_numpy(rows)], self._action)
+        time_step = self.block.step(action, chosen)
         ended = time_step.final_observation is not time_step.observation
-        self._slots.put_step(slice(None) if rows is None else np.array(rows, np.int64), time_step, ended)
-        return Answer(ended, self._begun(self._all if rows is None else rows) if ended else None)
+        self._slots.put_step(rows, time_step, ended)
+        self._slots.alive[:] = self.block.alive
+        return Answer(ended, self._begun(chosen) if ended else None)
 
     def begin(self, seeds: tuple[Any, ...], options: dict[str, Any], again: bool | None, current: Any) -> Answer:
         """Begin the next episodes, or those with the seeds `current`: `again` with the current options.
 
         The value is whether the infos have masks that are not used.
         """
-        one = self.environment
-        one._seeds.set_part(*seeds)
-        one._options.load_state_dict(options)
-        observation = (
-            one.reset()
-            if again is None
-            else one._begin(one._seeds.override(torch.tensor(current, dtype=torch.int64, device="cpu")), again)
-        )
-        _put(self._slots.observation, slice(None), observation)
-        return Answer(one._name in masks._warned, self._begun(self._all))
+        block = self.block
+        block.seeds.set_part(*seeds)
+        block.options.load_state_dict(options)
+        if again is not None:
+            current = block.seeds.override(torch.tensor(current, dtype=torch.int64, device="cpu"))
+        self._put(block.begin(current or None, bool(again)))
+        return Answer(block.has_unused_masks, self._begun(self._all))
 
-    def reset_where(self, rows: Sequence[int], changed: Mapping[int, Any] | None) -> Answer:
-        """Begin the next episodes of the environments in `rows` (R,)."""
+    def begin_some(self, chosen: Sequence[int], changed: Mapping[int, Any] | None) -> Answer:
+        """Begin the next episodes of some simulators."""
         self._change(changed)
-        mask_N = torch.zeros(len(self._all), dtype=torch.bool, device="cpu")
-        mask_N[[*rows]] = True
-        _put(self._slots.observation, slice(None), self.environment.reset_where(mask_N))
-        return Answer(None, self._begun(rows))
+        self._put(self.block.begin_some(chosen), np.array(self.block.rows_of(chosen), np.int64))
+        return Answer(None, self._begun(chosen))
 
     def save(self) -> Answer:
         """The value is the state of the action history, as arrays."""
-        return Answer(map_tree(_as_array, self.environment._history.state_dict()))
+        return Answer(map_tree(_as_array, self.block.save()))
 
-    def load(self, state: Any) -> Answer:
+    def load(self, seeds: Any, options: dict[str, Any], state: Any) -> Answer:
         """Load a state, and repeat its episodes."""
-        self.environment.load_state_dict(map_tree(_as_tensor, state))
-        _put(self._slots.observation, slice(None), self.environment._observation)
+        self.block.seeds.load_state_dict(map_tree(_as_tensor, seeds))
+        self.block.options.load_state_dict(options)
+        self._put(self.block.load(map_tree(_as_tensor, state)))
         return Answer(None, self._begun(self._all))
 
-    def render(self, row: int) -> Answer:
+    def render(self, index: int) -> Answer:
         """The value is a frame."""
-        return Answer(self.environment.render(row))
+        return Answer(self.block.render(index))
 
     def close(self) -> None:
-        """Close the environments."""
-        self.environment.close()
+        """Close the simulators."""
+        self.block.close()
+
+    def _put(self, observation: Tree, rows: Any = slice(None)) -> None:
+        """Set the first observations of rows."""
+        _put(self._slots.observation, rows, observation)
+        self._slots.alive[:] = self.block.alive
 
     def _change(self, changed: Mapping[int, Any] | None) -> None:
         if changed is not None:
-            self.environment.set_options([*changed.values()], changed)
+            self.block.options.set([*changed.values()], changed)
 
-    def _begun(self, rows: Sequence[int]) -> list[tuple[int, dict[str, Any] | None]] | None:
-        """Set the index and the seed of the current episodes of `rows` (R,). Returns their options, if any are used."""
-        one, slots = self.environment, self._slots
-        slots.index[:], slots.seed[:] = one._seeds._indices, one._seeds._current
-        return [(row, one._options.of(row)) for row in rows] if one._options.current is not None else None
+    def _begun(self, chosen: Sequence[int]) -> list[tuple[int, dict[str, Any] | None]] | None:
+        """Set the indices and seeds of the current episodes. Returns the options of `chosen`, if any are used."""
+        block = self.block
+        seeds, options = block.seeds.part(self._all), block.options
+        self._slots.index[:], self._slots.seed[:] = seeds[1:]
+        return [(index, options.of(index)) for index in chosen] if options.current is not None else None
 
 
 def _as_array(value: Any) -> Any:
@@ -285,7 +270,7 @@ _STEP_ALL, _STEP, _ANSWERS = b"*", b"+", {b"0": Answer(False), b"1": Answer(True
 def _encoded(request: Request) -> bytes:
     if request.method != "step" or request.args[1] is not None:
         return dumps(request)
-    return _STEP_ALL if isinstance(request.rows, range) else _STEP + np.array(request.rows, np.int64).tobytes()
+    return _STEP_ALL if isinstance(request.chosen, range) else _STEP + np.array(request.chosen, np.int64).tobytes()
 
 
 def _decoded(data: bytes) -> Any:
@@ -295,23 +280,26 @@ def _decoded(data: bytes) -> Any:
 
 
 class Worker:
-    """A process or thread with some of the environments, and its unanswered requests."""
+    """A process or thread with some of the simulators, and its unanswered requests."""
 
     slots: Slots
+    rows: range
+    agents: int
     pid: int | None = None
     is_attached = False  # whether it has slots
     garbage: str | None = None  # what a process has sent instead of an answer
 
-    def __init__(self, number: int, rows: range) -> None:
-        self.number, self.rows = number, rows
+    def __init__(self, number: int, numbers: range, setup: Setup) -> None:
+        self.number, self.numbers, self.setup = number, numbers, setup
         self.pending: deque[Request] = deque()
         self.since = 0.0  # when the worker began with the first of them
-        self.lost: dict[int, Any] = {}  # environments whose lost episode was not reported yet: options of the next
+        self.lost: dict[int, Any] = {}  # simulators whose lost episode was not reported yet: options of the next
+        self.lost_alive: Any = None  # (N,) rows of agents that had not left when the episodes were lost
         self.changed: dict[int, Any] = {}  # options of the next episodes that the worker does not know yet
 
     @property
     def place(self) -> tuple[int, int]:
-        """Environment that the worker steps or resets, and its episode seed; -1 if there is none."""
+        """Simulator that the worker steps or resets, and its episode seed; -1 if there is none."""
         return (int(self.slots.place[0]), int(self.slots.place[1])) if self.is_attached else (-1, -1)
 
     def ask(self, request: Request) -> None:
@@ -324,6 +312,11 @@ class Worker:
     def _put(self, request: Request) -> None:
         raise NotImplementedError
 
+    def _set_rows(self, about: About) -> None:
+        """Set the rows of the worker's simulators, and the number of rows of each."""
+        self.agents = about.rows
+        self.rows = range(self.numbers.start * about.rows, self.numbers.stop * about.rows)
+
     def take_changed(self) -> dict[int, Any] | None:
         """Return the options that the worker does not know yet, and forget them."""
         changed, self.changed = self.changed, {}
@@ -335,12 +328,11 @@ class ThreadWorker(Worker):
 
     exitcode = None
 
-    def __init__(self, number: int, rows: range, build: Build, bell: queue.SimpleQueue[None], name: str) -> None:
-        super().__init__(number, rows)
-        self.bell = bell
-        self._build, self._requests = build, queue.SimpleQueue[Any]()
+    def __init__(self, number: int, numbers: range, setup: Setup, bell: queue.SimpleQueue[None]) -> None:
+        super().__init__(number, numbers, setup)
+        self.bell, self._requests = bell, queue.SimpleQueue[Any]()
         self._answers: deque[Answer] = deque()
-        self._thread = threading.Thread(target=self._run, name=f"rein worker {number} of {name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"rein worker {number} of {setup.name}", daemon=True)
 
     def start(self) -> None:
         """Start the thread. Its first answer is `About`."""
@@ -350,7 +342,8 @@ class ThreadWorker(Worker):
 
     def attach(self, about: About) -> None:
         """Make the slots."""
-        self.slots, self.is_attached = Slots(about, len(self.rows)), True
+        self._set_rows(about)
+        self.slots, self.is_attached = Slots(self.setup, about, len(self.numbers)), True
         self._requests.put(self.slots)
 
     def _put(self, request: Request) -> None:
@@ -388,20 +381,20 @@ class ThreadWorker(Worker):
 
     def _run(self) -> None:
         try:
-            block = Block(self._build, self.rows)
-            answer = Answer(block.about())
+            server = Server(self.setup, self.numbers)
+            answer = Answer(server.block.about)
         except BaseException as error:  # returned
-            block, answer = None, failure(error)
+            server, answer = None, failure(error)
         self._reply(answer)
-        if block is None:
+        if server is None:
             return
         while isinstance(request := self._requests.get(), Slots | Request):
             if isinstance(request, Slots):
-                block.attach(request)
+                server.attach(request)
             else:
-                self._reply(block.answer(request))
+                self._reply(server.answer(request))
         try:
-            block.close()
+            server.close()
         except Exception:  # nothing waits for an answer
             logger.exception("an environment raised an error in its close")
 
@@ -421,20 +414,19 @@ def wait_for_threads(workers: Sequence[ThreadWorker], seconds: float) -> list[Th
 class ProcessWorker(Worker):
     """Worker that is a daemon process. It ends together with its parent."""
 
-    def __init__(self, number: int, rows: range, build: Build, name: str) -> None:
-        super().__init__(number, rows)
+    def __init__(self, number: int, numbers: range, setup: Setup) -> None:
+        super().__init__(number, numbers, setup)
         context = multiprocessing.get_context()
         mine, self._theirs = context.Pipe()
         self.pipe = Pipe(mine, PICKLE + b"".join(_ANSWERS))
         _parent_ends.add(self.pipe)
         forked = context.get_start_method() == "fork"
         inherited = [*_parent_ends] if forked else []
-        # The kernel's "parent" is the thread that starts a process. Processes must survive the end of other threads.
         ends_with_parent = threading.current_thread() is threading.main_thread()
-        make_block: Any = functools.partial(Block, build, rows)
-        args = (self._theirs, inherited, CloudpickleWrapper(make_block), os.getpid())
+        make_server: Any = functools.partial(Server, setup, numbers)
+        args = (self._theirs, inherited, CloudpickleWrapper(make_server), os.getpid())
         self._process = context.Process(  # type: ignore[attr-defined]  # every context has it
-            target=serve, args=(*args, ends_with_parent), name=f"rein worker {number} of {name}", daemon=True
+            target=serve, args=(*args, ends_with_parent), name=f"rein worker {number} of {setup.name}", daemon=True
         )
 
     def start(self) -> None:
@@ -449,14 +441,15 @@ class ProcessWorker(Worker):
 
     def attach(self, about: About) -> None:
         """Make the slots, and send their memory to the process."""
-        descriptor = shared_memory(Slots(about, len(self.rows)).nbytes)
+        self._set_rows(about)
+        setup, count = self.setup, len(self.numbers)
+        descriptor = shared_memory(Slots(setup, about, count).nbytes)
         try:
-            self.slots, self.is_attached = Slots(about, len(self.rows), mmap.mmap(descriptor, 0)), True
+            self.slots, self.is_attached = Slots(setup, about, count, mmap.mmap(descriptor, 0)), True
             with contextlib.suppress(*_BROKEN_PIPE):  # found out by `receive`
                 self.pipe.put_descriptor(descriptor)
         finally:
             os.close(descriptor)
-        self.pipe.put(dumps(about))
 
     def _put(self, request: Request) -> None:
         self.pipe.put(_encoded(request))
@@ -537,37 +530,34 @@ def wait_for_processes(workers: Sequence[ProcessWorker], seconds: float) -> list
 def serve(
     pipe: connection.Connection,
     inherited: Sequence[Pipe],
-    make_block: Callable[[], Block],
+    make_server: Callable[[], Server],
     parent: int,
     ends_with_parent: bool,
 ) -> None:
     """Answer the requests of a pipe until its other end closes, or until the process `parent` has ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the main process is inherited
-    if ends_with_parent and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    begin_worker(ends_with_parent)
     for one in inherited:
         one.close()
     torch.set_num_threads(1)
-    masks.logger.disabled = True  # the parent logs the warning about masks
     try:
-        block = make_block()
-        pipe.send_bytes(dumps(Answer(block.about())))
+        server = make_server()
+        pipe.send_bytes(dumps(Answer(server.block.about)))
     except BaseException as error:  # sent to the parent
         with contextlib.suppress(*_BROKEN_PIPE):
             pipe.send_bytes(_pickled(failure(error)))
         return
     with contextlib.suppress(*_BROKEN_PIPE):  # the parent has ended or has given up
         memory = _received_memory(pipe, parent)
-        block.attach(Slots(_received(pipe, parent), len(block.rows), memory))
+        block = server.block
+        server.attach(Slots(block.setup, block.about, len(block.numbers), memory))
         while True:
             request: Request = _received(pipe, parent)
-            answer = block.answer(request)
+            answer = server.answer(request)
             if request.method == "step" and answer.options is None and answer.trace is None:
                 pipe.send_bytes(b"1" if answer.value else b"0")
             else:
                 pipe.send_bytes(_pickled(answer))
-    block.close()
+    server.close()
 
 
 def _received_memory(pipe: connection.Connection, parent: int) -> mmap.mmap:

@@ -1,4 +1,4 @@
-"""Action masks of Gymnasium environments, which `info["action_mask"]` contains, as an entry of the observation.
+"""Action masks, which `info["action_mask"]` contains, as an entry of the observation.
 
 Shapes: N environments, R rows of them.
 """
@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 _warned: set[str] = set()  # ids and factories
 
 
-def warn_of_mask(name: str, info: Any) -> None:
-    """Log a warning, once for each id or factory, if the info of a reset has an action mask that is not used."""
-    if isinstance(info, Mapping) and ACTION_MASK in info and name not in _warned:
+def warn_of_mask(name: str) -> None:
+    """Log a warning, once for each id or factory, that the infos of a reset have action masks that are not used."""
+    if name not in _warned:
         _warned.add(name)
         logger.warning(
             "%s: info['action_mask'] is not used. Give action_mask=True to add it to the observation, so that agents"

@@ -1,0 +1,419 @@
+"""Simulators that one process or thread steps, one after the other.
+
+A simulator has the methods of a `gymnasium.Env`. It has one row, or it is a world with a row for each agent. A world
+takes a list of actions, and returns lists of observations, rewards, flags and infos. An agent that has left keeps its
+last observation, and has reward 0 and no flags.
+
+Shapes: W simulators, A agents of each (1 without worlds), N = W * A rows, R rows of some simulators, T steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import attrs
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from rein.envs.base.contract import restored
+from rein.envs.base.seeding import HostEpisodeSeeds
+from rein.envs.base.step_checks import ends_episodes
+from rein.envs.host.history import ActionHistory
+from rein.envs.host.options import ResetOptions, as_keywords
+from rein.envs.host.results import RESET, STEP, check_parts, ended_flags, rewards_of, wanted_infos
+from rein.errors import EnvironmentContractError
+from rein.ops.trees import leaves
+from rein.spaces import ACTION_MASK, entry
+from rein.spaces.conversion import Codec
+from rein.spaces.masks import check_masks
+from rein.types import TimeStep, Tree
+
+
+@attrs.frozen(kw_only=True)
+class Setup:
+    """How the simulators of an environment are made, and what their rows have in common.
+
+    Args:
+        name: name of the environment in messages.
+        make: function that returns the simulators with the numbers of a range.
+        worlds: whether a simulator is a world, with a row for each agent.
+        info: entries of the infos to store, with their default values.
+        action_mask: whether masks of infos are in the observation. None warns of masks that are not.
+        replayable: whether a seed and actions reproduce an episode.
+        max_replay_steps: steps of an open episode that a resumed run can repeat.
+        config: further constructor options, as JSON values.
+    """
+
+    name: str
+    make: Callable[[range], list[Any]] = lambda numbers: []
+    worlds: bool = False
+    info: Mapping[str, np.ndarray[Any, Any]] = attrs.field(factory=dict)
+    action_mask: bool | None = None
+    replayable: bool = True
+    max_replay_steps: int = 1_000_000
+    config: Mapping[str, Any] = attrs.field(factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """Name of a simulator in messages."""
+        return "world" if self.worlds else "environment"
+
+
+class Agent(NamedTuple):
+    """Agent of a world, with its own spaces."""
+
+    name: Any
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+
+
+@attrs.frozen
+class About:
+    """Properties of simulators."""
+
+    observation_space: spaces.Space[Any]  # of a row
+    action_space: spaces.Space[Any]
+    render_mode: str | None
+    render_fps: float | None
+    identities: list[int]
+    agents: Sequence[Agent] | None = None  # of a world
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of a simulator A."""
+        return 1 if self.agents is None else len(self.agents)
+
+
+class Block:
+    """Simulators in this process. After an error, some may have been stepped and others not, so all must begin again.
+
+    Args:
+        setup: how they are made.
+        numbers: their numbers among all simulators of the environment.
+        seeds: seeds of their episodes, by default those of a worker, which the main process sets.
+        options: reset options of their episodes.
+
+    Raises:
+        ValueError: if a simulator was made twice.
+    """
+
+    reusable = True  # new episodes can begin after an error
+    restarts = 0  # of workers
+
+    def __init__(
+        self, setup: Setup, numbers: range, seeds: HostEpisodeSeeds | None = None, options: ResetOptions | None = None
+    ) -> None:
+        self.setup, self.numbers = setup, numbers
+        self.seeds = seeds or HostEpisodeSeeds(len(numbers), None, numbers.start)
+        self.options = options or ResetOptions(len(numbers))
+        self.simulators: list[Any] = setup.make(numbers)
+        identities = [id(simulator.unwrapped) for simulator in self.simulators]
+        if len({*identities}) < len(numbers):
+            raise ValueError(f"{setup.name} returned the same environment twice; it must make a new one in each call")
+        first = self.simulators[0]
+        fps = getattr(first, "metadata", {}).get("render_fps")
+        mode = getattr(first, "render_mode", None)
+        agents = first.agents if setup.worlds else None
+        self.about = About(first.observation_space, first.action_space, mode, fps, identities, agents)
+        self._agents = self.about.rows
+        self._observations = Codec("observation", first.observation_space)
+        self._actions = Codec("action", first.action_space)
+        num_rows = len(numbers) * self._agents
+        self.history = ActionHistory(
+            setup.name, first.action_space, num_rows, setup.max_replay_steps if setup.replayable else 0
+        )
+        self.place = np.full(2, -1, np.int64)  # the simulator that is stepped or reset, and its episode seed
+        self._no_flags_3N = np.array([[False], [False], [True]]).repeat(num_rows, 1)  # terminated, truncated, valid
+        self.alive = np.zeros(num_rows, np.bool_)  # agents of worlds that have not left
+        self._row_names = [_RowName(self, row) for row in range(num_rows)] if setup.worlds else None
+        self._looks_for_masks = setup.action_mask is None and ACTION_MASK not in setup.info
+        observed = [agent.observation_space for agent in agents or ()] or [first.observation_space]
+        self._looks_for_masks &= all(entry(space, ACTION_MASK) is None for space in observed)
+        self.has_unused_masks = False  # whether the infos of a reset have masks that are not in the observation
+        self._ended: str | None = None
+        self.sent: list[int] = []  # simulators that `collect` steps
+        self._to_take: list[Tree] = []  # their actions
+
+    @property
+    def episode_seeds(self) -> torch.Tensor:
+        """(W,) int64: seeds of the current episodes; -1 before the first reset."""
+        return self.seeds.current
+
+    @property
+    def ended(self) -> str | None:
+        """Text of the error that ended the episodes."""
+        return self._ended
+
+    def rows_of(self, chosen: Sequence[int]) -> Sequence[int]:
+        """Return the rows (R,) of some simulators."""
+        return chosen if self._agents == 1 else rows_of(chosen, self._agents)
+
+    @ends_episodes
+    def begin(self, current: Sequence[int] | None = None, again: bool = False) -> Tree:
+        """Begin the next episodes, or those with the seeds `current`: `again` with their current options.
+
+        Returns the observation (N, *O).
+        """
+        self.discard()
+        chosen = range(len(self.numbers))
+        seeds = [self.seeds.advance(index) for index in chosen] if current is None else current
+        observation = self._observed(
+            [self._begin_one(index, seed, again) for index, seed in zip(chosen, seeds, strict=True)]
+        )
+        self._ended = None
+        return observation
+
+    @ends_episodes
+    def begin_some(self, chosen: Sequence[int]) -> Tree:
+        """Begin the next episodes of some simulators. Returns their observations (R, *O)."""
+        return self._observed([self._begin_one(index, self.seeds.advance(index)) for index in chosen], chosen)
+
+    def step(self, action: Tree, chosen: Sequence[int]) -> TimeStep:
+        """Step some simulators with the actions `(R, *A)` of their rows. Returns R rows."""
+        return self._step(action, self._actions.split(action, len(chosen) * self._agents), chosen)
+
+    @ends_episodes
+    def _step(self, action: Tree, actions: Sequence[Any], chosen: Sequence[int]) -> TimeStep:
+        rows, names = self.rows_of(chosen), self._names(chosen)
+        results = self._results(actions, chosen)
+        self.history.append(action, rows)
+        observations, rewards, terminateds, truncateds, infos = self._parts(results, chosen)
+        observation = final_observation = self._observations.stack(observations, names)
+        flags_3R = self._no_flags_3N[:, : len(rows)].copy()
+        if self.setup.worlds:
+            flags_3R[2] = self.alive[rows]
+        ended_2R = ended_flags(terminateds, truncateds, names)
+        if ended_2R is not None:
+            flags_3R[:2] = ended_2R
+            over = self._over(ended_2R[0] | ended_2R[1], rows)
+            begun = [*observations]
+            for place in over:
+                index, mine = chosen[place], slice(place * self._agents, (place + 1) * self._agents)
+                begun[mine] = self._rows_in(self._begin_one(index, self.seeds.advance(index)))
+            observation = self._observations.stack(begun, names)
+            if self.setup.worlds and over:  # no episode ends in rows of agents that had left
+                final = [
+                    old if valid else new for old, new, valid in zip(observations, begun, flags_3R[2], strict=True)
+                ]
+                final_observation = self._observations.stack(final, names)
+        self._check_masks(observation, rows)
+        terminated_R, truncated_R, valid_R = torch.from_numpy(flags_3R).unbind()
+        return TimeStep(
+            observation=observation,
+            reward=torch.from_numpy(rewards_of(rewards, names)),
+            terminated=terminated_R,
+            truncated=truncated_R,
+            final_observation=final_observation,
+            valid=valid_R,
+            info={key: wanted_infos(infos, key, missing, names) for key, missing in self.setup.info.items()},
+        )
+
+    def submit(self, action: Tree, chosen: Sequence[int]) -> None:
+        """Set the actions `(R, *A)` of some simulators, which `collect` steps."""
+        self.sent += chosen
+        self._to_take.append(action)
+
+    def collect(self, timeout: float | None) -> tuple[list[int], TimeStep]:
+        """Step the simulators that were sent. Returns them, and their R rows."""
+        chosen, actions = self.sent, self._to_take
+        self.discard()
+        return chosen, self.step(joined(actions), chosen)
+
+    def discard(self) -> None:
+        """Forget the simulators that were sent."""
+        self.sent, self._to_take = [], []
+
+    def options_changed(self, chosen: Sequence[int]) -> None:
+        """Do nothing: the next reset reads the options."""
+
+    def forget(self) -> None:
+        """Do nothing: no simulator begins on its own."""
+
+    def save(self) -> dict[str, Any]:
+        """Return the actions of the open episodes of all rows, and their numbers."""
+        return self.history.state_dict()
+
+    def load(self, state: Mapping[str, Any]) -> Tree:
+        """Repeat the episodes of a state of these simulators. Returns the current observation (N, *O).
+
+        Raises EnvironmentContractError if a repeated episode differs from the saved one.
+        """
+        actions, steps = state["actions"], state["steps"].tolist()
+        replayed = [self._replay(index, actions, steps) for index in range(len(self.numbers))]
+        observation = self._observed(replayed)
+        for (path, value), (_, before) in zip(
+            leaves(observation, "observation"), leaves(state["observation"]), strict=True
+        ):
+            same = value == restored({path: before}, path, value)
+            wrong = (~same.reshape(len(steps), -1).all(1)).nonzero().flatten().tolist()
+            if wrong:
+                number = self.numbers[wrong[0] // self._agents]
+                raise EnvironmentContractError(
+                    f"{self.setup.name}: seed and actions did not reproduce {path} of {self.setup.kind} {number}, so it"
+                    " is not replayable; give replayable=False, and a resumed run begins new episodes"
+                )
+        self._ended = None
+        return observation
+
+    def render(self, index: int) -> Any:
+        """Return a frame of one simulator."""
+        return self.simulators[index].render()
+
+    def close(self) -> None:
+        """Close all simulators."""
+        while self.simulators:
+            self.simulators.pop().close()
+
+    def place_of(self, index: int) -> str:
+        """Return the name of a simulator in messages, and its episode seed."""
+        kind, name, seed = self.setup.kind, self.setup.name, self.seeds.of(index)
+        return f"{kind} {self.numbers[index]} of {name}, episode seed {seed}"
+
+    def _names(self, chosen: Sequence[int]) -> Sequence[Any]:
+        """Return the names of the rows (R,) of some simulators in messages."""
+        if self._row_names is not None:
+            return [self._row_names[row] for row in self.rows_of(chosen)]
+        return [self.numbers[index] for index in chosen] if self.numbers.start else chosen
+
+    def _results(self, actions: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
+        """Return the results of `step` of some simulators."""
+        results: list[Any] = []
+        place, agents = self.place, self._agents
+        if self.setup.worlds:
+            actions = [actions[first : first + agents] for first in range(0, len(actions), agents)]
+        index = -1
+        try:
+            for index, taken in zip(chosen, actions, strict=True):
+                place[0], place[1] = index, self.seeds.of(index)
+                results.append(self.simulators[index].step(taken))
+            place[0] = -1
+        except Exception as error:  # re-raised with a note
+            self._note(error, index, f", step {self.history.steps(index * self._agents)}")
+            raise
+        return results
+
+    def _parts(self, results: Sequence[Any], chosen: Sequence[int]) -> Any:
+        """Return observations, rewards, terminated, truncated and infos of R rows from the results of `step`."""
+        try:
+            parts = [*zip(*results, strict=True)]
+            _, _, _, _, _ = parts
+        except (TypeError, ValueError):  # a result does not have five parts
+            for index, result in zip(chosen, results, strict=True):
+                number = self.numbers[index]
+                check_parts(f"{self.setup.kind} {number} of {self.setup.name}", "step", result, STEP)
+            raise
+        return parts if not self.setup.worlds else [(*itertools.chain.from_iterable(part),) for part in parts]
+
+    def _over(self, ended_R: np.ndarray[Any, Any], rows: Sequence[int]) -> list[int]:
+        """Return the places of simulators whose episodes are over, all of whose rows have ended."""
+        if not self.setup.worlds:
+            return ended_R.nonzero()[0].tolist()
+        self.alive[rows] &= ~ended_R
+        return np.flatnonzero(~self.alive[rows].reshape(-1, self._agents).any(1)).tolist()
+
+    def _rows_in(self, observations: Any) -> Sequence[Any]:
+        """Return the observations of the rows of one simulator."""
+        return observations if self.setup.worlds else [observations]
+
+    def _observed(self, begun: Sequence[Any], chosen: Sequence[int] | None = None) -> Tree:
+        """Return the observations of some simulators as new tensors `(R, *O)`."""
+        chosen = range(len(self.numbers)) if chosen is None else chosen
+        rows = [row for one in begun for row in self._rows_in(one)]
+        observation = self._observations.stack(rows, self._names(chosen))
+        self._check_masks(observation, self.rows_of(chosen))
+        return observation
+
+    def _check_masks(self, observation: Tree, rows: Sequence[int]) -> None:
+        spaces_ = self.about.observation_space, self.about.action_space
+        alive_R = self.alive[rows] if self.setup.worlds else None
+        first = self.numbers.start * self._agents
+        check_masks(observation, *spaces_, alive_R, [first + row for row in rows] if first else rows)
+
+    def _begin_one(self, index: int, seed: int, again: bool = False) -> Any:
+        """Begin an episode with the next options of a simulator, or with `again` with its current options."""
+        for row in range(index * self._agents, (index + 1) * self._agents):
+            self.history.clear(row)
+            self.alive[row] = True
+        self.place[:] = index, seed
+        options = self.options.of(index) if again else self.options.begin(index)
+        try:
+            result = self.simulators[index].reset(seed=seed, **as_keywords(options))
+        except Exception as error:  # re-raised with a note
+            self._note(error, index, ", in its reset")
+            _explain_reset(self.setup.name, error)
+            raise
+        check_parts(f"{self.setup.kind} {self.numbers[index]} of {self.setup.name}", "reset", result, RESET)
+        if self._looks_for_masks:
+            infos = result[1] if self.setup.worlds else [result[1]]
+            self.has_unused_masks = any(isinstance(info, Mapping) and ACTION_MASK in info for info in infos)
+            self._looks_for_masks = False
+        self.place[0] = -1
+        return result[0]
+
+    def _replay(self, index: int, actions: Sequence[Tree], steps: Sequence[int]) -> Any:
+        """Repeat the open episode of a simulator. Returns its last observation."""
+        rows = range(index * self._agents, (index + 1) * self._agents)
+        for row in rows:
+            for path, leaf in leaves(actions[row], f"actions.{row}"):
+                if len(leaf) != steps[row]:
+                    raise ValueError(f"{path}: the state has {len(leaf)} actions, but {steps[row]} steps were taken")
+        observation = self._begin_one(index, self.seeds.of(index), again=True)
+        taken = zip(*(self._actions.split(actions[row], steps[row]) for row in rows), strict=True)
+        step = -1
+        try:
+            for together in taken:
+                step += 1
+                result = self.simulators[index].step(together if self.setup.worlds else together[0])
+                observation = result[0]
+                if self.setup.worlds:
+                    self.alive[[*rows]] &= ~np.logical_or(result[2], result[3])
+        except Exception as error:  # re-raised with a note
+            self._note(error, index, f", step {step}, repeated by the resume")
+            raise
+        for row in rows:
+            self.history.restore(row, actions[row], steps[row])
+        return observation
+
+    def _note(self, error: Exception, index: int, when: str) -> None:
+        error.add_note(f"in {self.place_of(index)}{when}")
+
+
+class _RowName:
+    """Name of a row of a world in messages, with its agent, episode seed and step."""
+
+    def __init__(self, block: Block, row: int) -> None:
+        self._block, self._row = block, row
+
+    def __str__(self) -> str:
+        block, agents = self._block, self._block.about.agents or ()
+        world, agent = divmod(self._row, len(agents))
+        row, steps = block.numbers[world] * len(agents) + agent, block.history.steps(self._row)
+        when = f"episode seed {block.seeds.of(world)}, step {max(steps - 1, 0)}"
+        return f"{row} (world {block.numbers[world]}, agent {agents[agent].name!r}, {when})"
+
+
+def rows_of(chosen: Sequence[int], agents: int) -> list[int]:
+    """Return the rows of some worlds."""
+    return [row for index in chosen for row in range(index * agents, (index + 1) * agents)]
+
+
+def joined(trees: Sequence[Tree]) -> Tree:
+    """Return the rows of several trees of tensors."""
+    first = trees[0]
+    if len(trees) == 1:
+        return first
+    if isinstance(first, Mapping):
+        return {key: joined([tree[key] for tree in trees]) for key in first}
+    return torch.cat([*trees])
+
+
+def _explain_reset(name: str, error: Exception) -> None:
+    """Raise TypeError with instructions if `reset` takes no seed or no options, as in Gym before version 0.26."""
+    if isinstance(error, TypeError) and "reset() got an unexpected keyword argument" in str(error):
+        raise TypeError(
+            f"{name}: {error}. Define `def reset(self, *, seed=None, options=None)`, call `super().reset(seed=seed)`"
+            " first, draw random numbers from `self.np_random`, and return `observation, {}`"
+        ) from error
