@@ -17,12 +17,12 @@ from gymnasium import spaces
 
 from rein.envs.base.contract import checked_count
 from rein.envs.gymnasium.adapter import as_json, name_of
-from rein.envs.host.block import Agent, Setup
+from rein.envs.host.block import Agent, Setup, check_row_count
 from rein.envs.host.environment import SteppedSeparately
 from rein.envs.host.masks import check_has_mask, missing_masks
 from rein.envs.host.options import Options
-from rein.envs.host.pool import workers_of
 from rein.envs.host.results import RESET, STEP, check_parts, missing_values
+from rein.envs.host.supervision import workers_of
 from rein.errors import EnvironmentContractError
 from rein.spaces import ACTION_MASK, entry
 from rein.spaces.common import append_agent_id, check_sizes, common_space, masks_of_sizes, padded, with_agent_id
@@ -140,6 +140,7 @@ class PettingZooEnvironment(SteppedSeparately):
         super()._check_action(action, rows)
         if self._sizes_N is None:
             return
+        check_row_count(action, len(rows))
         wrong = (action >= self._sizes_N[[*rows]].to(action.device)).nonzero().flatten().tolist()
         if wrong:
             row = rows[wrong[0]]

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 import torch
 
 from rein.envs.host.processes import ending
-from rein.envs.host.worker import CloudpickleWrapper, dumps, loads
+from rein.envs.host.server import dumps, loads
+from rein.envs.host.worker import CloudpickleWrapper
 from rein.episodes.evaluation import Evaluation, evaluate
 from rein.ops.trees import to_device
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from rein.envs.host.block import Setup
 from rein.envs.host.environment import SteppedSeparately
-from rein.envs.host.pool import workers_of
+from rein.envs.host.supervision import workers_of
 
 
 class Machine:

@@ -93,3 +93,23 @@ def test_episode_after_one_beyond_the_limit_is_resumed_exactly() -> None:
 def test_invalid_max_replay_steps_raises(limit: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=f"max_replay_steps={limit}: give"):
         endless(limit=limit)
+
+
+def test_actions_that_are_sent_in_another_order_are_repeated() -> None:
+    environment, loaded = endless(limit=100), endless(limit=100)
+    played(environment, [[1, 2]] * 99)
+    environment.send(torch.tensor([3, 7]), [1, 0])
+    rows, _ = environment.receive()
+    assert rows == [1, 0]
+    loaded.load_state_dict(environment.state_dict())
+    both = torch.tensor([4, 5])
+    assert first_difference(loaded.apply_action(both), environment.apply_action(both)) is None
+
+
+def test_partial_step_beyond_the_limit_keeps_the_actions_of_the_others() -> None:
+    environment = GymnasiumEnvironment(Endless, 3, seed=0, max_replay_steps=100)
+    played(environment, [[1, 2, 9]] * 100)
+    environment.apply_action_where(torch.tensor([3, 4, 5]), torch.tensor([False, True, True]))
+    state = environment.state_dict()
+    assert state["steps"].tolist() == [100, -1, 1]
+    assert state["actions"][2].tolist() == [5]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ def test_examples_run_as_one_program(capsys):
 
 def test_custom_recipe_runs_from_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_recipes", raising=False)  # of another test
     module = next(example for example in EXAMPLES if "def short_poles" in example)
     (tmp_path / "my_recipes.py").write_text(module)
     main(["train", "my_recipes:short_poles", "--quiet", "--target", "30", "--num-envs", "8"])

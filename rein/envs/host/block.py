@@ -125,10 +125,10 @@ class Block:
         self.history = ActionHistory(
             setup.name, first.action_space, num_rows, setup.max_replay_steps if setup.replayable else 0
         )
-        self.place = np.full(2, -1, np.int64)  # the simulator that is stepped or reset, and its episode seed
-        self._no_flags_3N = np.array([[False], [False], [True]]).repeat(num_rows, 1)  # terminated, truncated, valid
+        self.place: Any = None  # (2,) in a worker: the simulator that is stepped or reset, and its episode seed
         self.alive = np.zeros(num_rows, np.bool_)  # agents of worlds that have not left
         self._row_names = [_RowName(self, row) for row in range(num_rows)] if setup.worlds else None
+        self._has_masks = entry(first.observation_space, ACTION_MASK) is not None
         self._looks_for_masks = setup.action_mask is None and ACTION_MASK not in setup.info
         observed = [agent.observation_space for agent in agents or ()] or [first.observation_space]
         self._looks_for_masks &= all(entry(space, ACTION_MASK) is None for space in observed)
@@ -182,12 +182,12 @@ class Block:
         self.history.append(action, rows)
         observations, rewards, terminateds, truncateds, infos = self._parts(results, chosen)
         observation = final_observation = self._observations.stack(observations, names)
-        flags_3R = self._no_flags_3N[:, : len(rows)].copy()
-        if self.setup.worlds:
-            flags_3R[2] = self.alive[rows]
         ended_2R = ended_flags(terminateds, truncateds, names)
+        nothing_R = np.zeros(len(rows), np.bool_)
+        terminated_R = truncated_R = torch.from_numpy(nothing_R)
+        valid_R = torch.from_numpy(self.alive[rows] if self.setup.worlds else ~nothing_R)
         if ended_2R is not None:
-            flags_3R[:2] = ended_2R
+            terminated_R, truncated_R = torch.from_numpy(ended_2R).unbind()
             over = self._over(ended_2R[0] | ended_2R[1], rows)
             begun = [*observations]
             for place in over:
@@ -195,12 +195,10 @@ class Block:
                 begun[mine] = self._rows_in(self._begin_one(index, self.seeds.advance(index)))
             observation = self._observations.stack(begun, names)
             if self.setup.worlds and over:  # no episode ends in rows of agents that had left
-                final = [
-                    old if valid else new for old, new, valid in zip(observations, begun, flags_3R[2], strict=True)
-                ]
+                of_rows = zip(observations, begun, valid_R.tolist(), strict=True)
+                final = [old if valid else new for old, new, valid in of_rows]
                 final_observation = self._observations.stack(final, names)
         self._check_masks(observation, rows)
-        terminated_R, truncated_R, valid_R = torch.from_numpy(flags_3R).unbind()
         return TimeStep(
             observation=observation,
             reward=torch.from_numpy(rewards_of(rewards, names)),
@@ -284,12 +282,14 @@ class Block:
         place, agents = self.place, self._agents
         if self.setup.worlds:
             actions = [actions[first : first + agents] for first in range(0, len(actions), agents)]
-        index = -1
+        index, simulators, add = -1, self.simulators, results.append
         try:
             for index, taken in zip(chosen, actions, strict=True):
-                place[0], place[1] = index, self.seeds.of(index)
-                results.append(self.simulators[index].step(taken))
-            place[0] = -1
+                if place is not None:
+                    place[:] = index, self.seeds.of(index)
+                add(simulators[index].step(taken))
+            if place is not None:
+                place[0] = -1
         except Exception as error:  # re-raised with a note
             self._note(error, index, f", step {self.history.steps(index * self._agents)}")
             raise
@@ -298,8 +298,7 @@ class Block:
     def _parts(self, results: Sequence[Any], chosen: Sequence[int]) -> Any:
         """Return observations, rewards, terminated, truncated and infos of R rows from the results of `step`."""
         try:
-            parts = [*zip(*results, strict=True)]
-            _, _, _, _, _ = parts
+            parts = _, _, _, _, _ = tuple(zip(*results, strict=True))
         except (TypeError, ValueError):  # a result does not have five parts
             for index, result in zip(chosen, results, strict=True):
                 number = self.numbers[index]
@@ -327,6 +326,8 @@ class Block:
         return observation
 
     def _check_masks(self, observation: Tree, rows: Sequence[int]) -> None:
+        if not self._has_masks:
+            return
         spaces_ = self.about.observation_space, self.about.action_space
         alive_R = self.alive[rows] if self.setup.worlds else None
         first = self.numbers.start * self._agents
@@ -337,7 +338,8 @@ class Block:
         for row in range(index * self._agents, (index + 1) * self._agents):
             self.history.clear(row)
             self.alive[row] = True
-        self.place[:] = index, seed
+        if self.place is not None:
+            self.place[:] = index, seed
         options = self.options.of(index) if again else self.options.begin(index)
         try:
             result = self.simulators[index].reset(seed=seed, **as_keywords(options))
@@ -350,7 +352,8 @@ class Block:
             infos = result[1] if self.setup.worlds else [result[1]]
             self.has_unused_masks = any(isinstance(info, Mapping) and ACTION_MASK in info for info in infos)
             self._looks_for_masks = False
-        self.place[0] = -1
+        if self.place is not None:
+            self.place[0] = -1
         return result[0]
 
     def _replay(self, index: int, actions: Sequence[Tree], steps: Sequence[int]) -> Any:
@@ -398,6 +401,13 @@ class _RowName:
 def rows_of(chosen: Sequence[int], agents: int) -> list[int]:
     """Return the rows of some worlds."""
     return [row for index in chosen for row in range(index * agents, (index + 1) * agents)]
+
+
+def check_row_count(action: Tree, rows: int) -> None:
+    """Raise EnvironmentContractError unless all tensors of an action have this number of rows."""
+    for path, leaf in leaves(action, "action"):
+        if leaf.shape[:1] != (rows,):
+            raise EnvironmentContractError(f"{path}: expected a tensor of {rows} rows, got {tuple(leaf.shape)}")
 
 
 def joined(trees: Sequence[Tree]) -> Tree:

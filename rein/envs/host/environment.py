@@ -18,12 +18,13 @@ from torch import Tensor
 from rein.envs.base.contract import check_action, check_observation, check_rows_of, representation, restored
 from rein.envs.base.seeding import HostEpisodeSeeds
 from rein.envs.base.step_checks import CLOSED, check_begun, check_open
-from rein.envs.host.block import About, Block, Setup, rows_of
+from rein.envs.host.block import About, Block, Setup, check_row_count, rows_of
 from rein.envs.host.masks import warn_of_mask
 from rein.envs.host.options import Options, ResetOptions
-from rein.envs.host.pool import Pool, Workers
-from rein.errors import EnvironmentContractError, explain
-from rein.ops.trees import leaves, map_tree
+from rein.envs.host.pool import Pool
+from rein.envs.host.supervision import Workers
+from rein.errors import explain
+from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree
 
 logger = logging.getLogger(__name__)
@@ -241,19 +242,18 @@ class HostEnvironment:
 
     def _check_begun(self, method: str) -> None:
         """Raise RuntimeError also before the first reset, and after an error until the next reset."""
+        transport = self._transport
+        if self._observation is not None and transport.ended is None and not transport.sent:  # also not closed
+            return
         self._check_usable(method)
         check_begun(self._setup.name, method, self._observation is not None, self._transport.ended)
 
     def _check_action(self, action: Tree, rows: Sequence[int]) -> None:
-        """Check the rows of an action, and all of the first one. Raises EnvironmentContractError."""
+        """Check the first action and observation. Raises EnvironmentContractError."""
         if not self._checked:
             check_action(action, len(rows), self.single_action_space)
             check_observation(self._observation, self.num_envs, self.single_observation_space)
             self._checked = True
-        for path, leaf in leaves(action, "action"):
-            if leaf.shape[:1] != (len(rows),):
-                got = tuple(leaf.shape)
-                raise EnvironmentContractError(f"{path}: expected a tensor of {len(rows)} rows, got {got}")
 
 
 class SteppedSeparately(HostEnvironment):
@@ -351,6 +351,7 @@ class SteppedSeparately(HostEnvironment):
         self._check_begun("apply_action_where")
         self._check_action(action, range(self.num_envs))
         check_rows_of("apply_action_where", mask, self.num_envs, torch.bool)
+        check_row_count(action, self.num_envs)
         time_step = no_step(self._observation, self.num_envs, self._setup.info)
         if chosen := self._chosen(mask):
             row_R = self._rows(chosen)

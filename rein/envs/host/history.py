@@ -49,23 +49,24 @@ class ActionHistory:
         self._steps_N[index] = 0
 
     def append(self, action: Tree, rows: Sequence[int]) -> None:
-        """Append their rows of `action`, `(N, *A)`, to the environments in `rows` (R,)."""
-        if len(rows) == len(self._all_rows_N):
+        """Append `action`, `(R, *A)`, to the environments in `rows` (R,). A range has all environments."""
+        if isinstance(rows, range):
             row_R, step_R = self._all_rows_N, self._steps_N.copy()
             self._steps_N += 1
         else:
             row_R = np.asarray(rows)
             step_R = self._steps_N[row_R]
             self._steps_N[row_R] += 1
+        kept_R = None  # all
         self._bound += 1
         if self._bound > self._allocated:
             self._make_room(int(self._steps_N.max()))
             kept_R = step_R < self._allocated
             row_R, step_R = row_R[kept_R], step_R[kept_R]
         if isinstance(action, Tensor):
-            _write(self._actions, row_R, step_R, action)
+            _write(self._actions, row_R, step_R, action, kept_R)
         else:
-            map_tree(lambda kept, new: _write(kept, row_R, step_R, new), self._actions, action)
+            map_tree(lambda kept, new: _write(kept, row_R, step_R, new, kept_R), self._actions, action)
 
     def restore(self, index: int, actions: Tree, steps: int) -> None:
         """Set the actions `(T, *A)` of the open episode of one environment."""
@@ -116,14 +117,16 @@ def put_actions(kept: Tree, rows: slice | np.ndarray[Any, Any], action: Tree, fi
 
 
 def _numpy(action: Tensor) -> np.ndarray[Any, Any]:
+    if action.dtype is torch.int64 and action.is_cpu:
+        return action.numpy()
     if not action.dtype.is_floating_point or action.dtype is torch.float32:
         return action.numpy(force=True)
     return action.float().numpy(force=True)  # numpy has no bfloat16
 
 
-def _write(kept: np.ndarray[Any, Any], row_R: Any, step_R: Any, action: Tensor) -> None:
-    new_NA = _numpy(action)
-    kept[row_R, step_R] = new_NA if len(row_R) == len(new_NA) else new_NA[row_R]
+def _write(kept: np.ndarray[Any, Any], row_R: Any, step_R: Any, action: Tensor, kept_R: Any) -> None:
+    new_RA = _numpy(action)
+    kept[row_R, step_R] = new_RA if kept_R is None else new_RA[kept_R]
 
 
 def _put(place: np.ndarray[Any, Any], values: Any) -> None:

@@ -61,8 +61,10 @@ def ended_flags(
             return None
     except (ValueError, RuntimeError):  # a flag is an array of several values, which `column` refuses
         pass
-    flags = (("terminated", terminateds), ("truncated", truncateds))
-    return np.stack([column(field, values, _BOOL, rows=rows) for field, values in flags])
+    flags_2R = np.empty((2, len(rows)), _BOOL)
+    flags_2R[0] = column("terminated", terminateds, _BOOL, rows=rows)
+    flags_2R[1] = column("truncated", truncateds, _BOOL, rows=rows)
+    return flags_2R
 
 
 def wanted_infos(infos: Sequence[Any], key: str, missing: np.ndarray[Any, Any], rows: Sequence[Any]) -> Tensor:
