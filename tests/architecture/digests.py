@@ -116,7 +116,8 @@ def host_environment(name: str) -> Any:
         return rein.PettingZooEnvironment(Walkers, 2, seed=0)
     if name.startswith("vector"):
         mode = "SAME_STEP" if name.endswith("SAME_STEP") else None
-        return rein.envs.GymnasiumVectorEnvironment("CartPole-v1", 4, seed=0, autoreset_mode=mode)
+        options = {"autoreset_mode": mode, "vectorization_mode": "sync"}
+        return rein.envs.GymnasiumVectorEnvironment("CartPole-v1", 4, seed=0, **options)
     return rein.make("CartPole-v1", 4, seed=0, workers=None if name == "Gymnasium" else 2)
 
 
