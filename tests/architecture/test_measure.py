@@ -13,7 +13,7 @@ def test_blank_lines_comments_and_docstrings_do_not_count() -> None:
 
 
 LIMITS = {  # files and lines of code; a commit that raises one states the reason
-    "package, files / lines of code": (318, 35_400),
+    "package, files / lines of code": (317, 35_150),
     "imported by PPO, files / lines of code": (36, 3_500),
     "imported by SAC, files / lines of code": (38, 4_050),
     "imported by rein.Agent, files / lines of code": (24, 2_050),

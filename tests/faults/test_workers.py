@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AsyncVectorEnv
 
 import rein
-from rein.envs import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.envs import GymnasiumEnvironment
 from rein.envs.host.server import Server
 from tests.faults.fragile import CRASHES, EXITS, FINE, HANGS, Fragile, number_of
 from tests.integrations.faulty import Faulty, fill, stops_in_an_answer, writes_garbage
@@ -369,10 +368,9 @@ def close_without_exit_codes(writing: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     log = io.StringIO()
     logging.getLogger("rein").addHandler(logging.StreamHandler(log))
-    source = AsyncVectorEnv([Fragile] * 2)
-    for environment in (in_workers(Fragile, N, 0, workers=2), GymnasiumVectorEnvironment(source)):
-        environment.reset()
-        environment.close()
+    environment = in_workers(Fragile, N, 0, workers=2)
+    environment.reset()
+    environment.close()
     os.write(writing, f"{log.getvalue()}closed".encode())
 
 

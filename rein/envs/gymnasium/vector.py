@@ -10,7 +10,7 @@ import copy
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -26,7 +26,6 @@ from rein.envs.base.contract import checked_num_envs
 from rein.envs.base.seeding import UNKNOWN, HostEpisodeSeeds
 from rein.envs.base.step_checks import ends_episodes
 from rein.envs.gymnasium.adapter import as_json, make, name_of
-from rein.envs.gymnasium.async_vector_env import Workers, closed_on_error, starting
 from rein.envs.host.block import About, Setup
 from rein.envs.host.environment import HostEnvironment
 from rein.envs.host.masks import BatchedMasks, check_has_mask, missing_masks
@@ -73,8 +72,17 @@ def opened(
     else:
         environment = source
     made_here = isinstance(source, str | EnvSpec)
-    with closed_on_error(environment) if made_here else contextlib.nullcontext():
+    with _closed_on_error(environment) if made_here else contextlib.nullcontext():
         return environment, _usable_mode(environment, mode)
+
+
+@contextlib.contextmanager
+def _closed_on_error(environment: Any) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        environment.close()
+        raise
 
 
 def _usable_mode(environment: Any, requested: AutoresetMode | None) -> AutoresetMode:
@@ -123,9 +131,7 @@ def _make_vec(mode: AutoresetMode | None, source: str | EnvSpec, **kwargs: Any) 
             kwargs["vector_kwargs"] = {**kwargs.get("vector_kwargs", {}), "autoreset_mode": mode}
         elif accepted := _accepts_mode(spec):
             kwargs["autoreset_mode"] = mode
-    asynchronous = kwargs.get("vectorization_mode") in (VectorizeMode.ASYNC, VectorizeMode.ASYNC.value)
-    with starting() if asynchronous else contextlib.nullcontext():
-        environment = gymnasium.make_vec(source, **kwargs)
+    environment = gymnasium.make_vec(source, **kwargs)
     declared = None if accepted else _declared_mode(environment)
     if mode is not None and declared not in (None, mode):
         environment.close()
@@ -189,13 +195,11 @@ class _VectorBlock:
     demands.
     """
 
+    reusable = True  # new episodes can begin after an error
     sent = ()
 
-    def __init__(
-        self, environment: Any, mode: AutoresetMode, setup: Setup, seed: int | None, timeout: float | None
-    ) -> None:
+    def __init__(self, environment: Any, mode: AutoresetMode, setup: Setup, seed: int | None) -> None:
         self._environment, self.mode, self._setup, self._name = environment, mode, setup, setup.name
-        self._workers = Workers(environment, self._name, timeout)
         self.num_envs = checked_num_envs(environment.num_envs)
         self.seeds, self.options = HostEpisodeSeeds(self.num_envs, seed), ResetOptions(self.num_envs)
         self._takes_seeds = isinstance(environment.unwrapped, SyncVectorEnv | AsyncVectorEnv)  # one per row
@@ -219,12 +223,7 @@ class _VectorBlock:
     @property
     def ended(self) -> str | None:
         """Text of the error that ended the episodes."""
-        return self._workers.failure or self._ended
-
-    @property
-    def reusable(self) -> bool:
-        """Whether processes were not ended after a failure."""
-        return self._workers.failure is None
+        return self._ended
 
     @property
     def episode_seeds(self) -> Tensor:
@@ -280,29 +279,19 @@ class _VectorBlock:
         )
 
     def render(self, index: int) -> Any:
-        """Return a frame of one environment, or None. Other processes do not render."""
+        """Return a frame of one environment, or None."""
         bare = self._environment.unwrapped
-        if self._environment is bare and isinstance(bare, AsyncVectorEnv):
-            return self._call(self._workers.render, index)
         if self._environment is bare and isinstance(bare, SyncVectorEnv):
             return bare.envs[index].render()
-        frames = self._call(self._environment.render)
+        frames = self._environment.render()
         return None if frames is None else frames[index]
 
     def close(self) -> None:
         """Close the source."""
-        self._workers.close()
-
-    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the source, and explain failures of its processes."""
-        try:
-            return method(*args, **kwargs)
-        except BaseException as error:  # re-raised or explained; also KeyboardInterrupt, which leaves answers pending
-            self._workers.explain(error, lambda index: int(self.episode_seeds[index]))
-            raise
+        self._environment.close()
 
     def _parts(self, method: str, parts: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
-        result = self._call(getattr(self._environment, method), *args, **kwargs)
+        result = getattr(self._environment, method)(*args, **kwargs)
         check_parts(self._name, method, result, parts)
         return result
 
@@ -407,9 +396,8 @@ class GymnasiumVectorEnvironment(HostEnvironment):
     Use it for sources that step many environments at once, for instance compiled code or processes. Episodes are not
     replayable: a resumed run begins new episodes. `close` closes the source.
 
-    An `AsyncVectorEnv` runs its environments in processes. `reset` and `apply_action` raise WorkerDied if a process has
-    died, and WorkerTimeout after `timeout` seconds. In both cases all processes are ended. Exceptions in a process are
-    re-raised with a note of environment and episode seed, or as WorkerDied if they cannot be pickled.
+    The processes of Gymnasium's `AsyncVectorEnv` are not supervised. `rein.make(id, num_envs, workers=...)` has workers
+    with timeouts and restart.
 
     Args:
         autoreset_mode: autoreset mode of a source that does not declare one. With an id it is passed to `make_vec`.
@@ -417,11 +405,10 @@ class GymnasiumVectorEnvironment(HostEnvironment):
             default also defines dtype and shape.
         action_mask: add `info["action_mask"]` to the observation, as in `GymnasiumEnvironment`. Environments for which
             `_action_mask` is False may choose every action.
-        timeout: seconds that a call may take in processes; None for no limit.
 
     Raises:
-        ValueError: if Gymnasium does not know the id, if the autoreset mode is unknown or differs from the declared
-            one, or if there is a timeout without processes.
+        ValueError: if Gymnasium does not know the id, or if the autoreset mode is unknown or differs from the declared
+            one.
         TypeError: if a space cannot be converted to tensors, or if `info` is not a dictionary of numbers.
     """
 
@@ -435,7 +422,6 @@ class GymnasiumVectorEnvironment(HostEnvironment):
         autoreset_mode: AutoresetMode | str | None = None,
         info: Mapping[str, Any] | None = None,
         action_mask: bool | None = None,
-        timeout: float | None = None,
         **make_kwargs: Any,
     ) -> None:
         made_here, infos = isinstance(source, str | EnvSpec), missing_values(info)
@@ -446,8 +432,8 @@ class GymnasiumVectorEnvironment(HostEnvironment):
             "make_kwargs": {key: as_json(value) for key, value in make_kwargs.items()},
         }
         setup = Setup(name=name, info=infos, action_mask=action_mask, replayable=False, config=config)
-        with closed_on_error(environment) if made_here else contextlib.nullcontext():
-            block = _VectorBlock(environment, mode, setup, seed, timeout)
+        with _closed_on_error(environment) if made_here else contextlib.nullcontext():
+            block = _VectorBlock(environment, mode, setup, seed)
             super().__init__(setup, block, block.seeds, block.options)
         self._mode = mode
 
