@@ -31,10 +31,14 @@ class Collector(ABC):
         environment: environments that are stepped.
         options: options of the collection, such as `FirstCome()`.
         length: number of rows L that are held at most.
+        device: device of these rows, by default that of the agent.
     """
 
-    def __init__(self, agent: Any, environment: Any, options: Any, length: int) -> None:
+    def __init__(
+        self, agent: Any, environment: Any, options: Any, length: int, device: torch.device | None = None
+    ) -> None:
         self._agent, self._environment, self._options, self._length = agent, environment, options, length
+        self._device = device or agent.device
         self.num_envs, self.single_observation_space = environment.num_envs, environment.single_observation_space
         self.awaits_reset = False
         self.staleness = 0.0  # mean number of updates since the actions of the last row were selected
@@ -72,6 +76,7 @@ class Collector(ABC):
         place = self._delivered % self._length
         self.staleness = self._agent.updates - sum(self._versions[place]) / self.num_envs
         fields = {name: map_tree(lambda x: x[place].clone(), field) for name, field in self._fields.items()}
+        fields = to_device(fields, self._agent.device)
         seed_N = torch.tensor(self._seeds[place], dtype=torch.int64, device="cpu")
         options = None if self._given[place].count(None) == self.num_envs else [*self._given[place]]
         with self._changed:
@@ -145,10 +150,9 @@ class Collector(ABC):
             self._changed.notify_all()
 
     def _write(self, values: Mapping[str, Tree], rows: Sequence[int], counts: Sequence[int]) -> None:
-        device = self._agent.device
-        place_R = torch.tensor([counts[row] % self._length for row in rows], dtype=torch.int64, device=device)
-        row_R = torch.tensor(rows, dtype=torch.int64, device=device)
-        for name, value in to_device(dict(values), device).items():
+        place_R = torch.tensor([counts[row] % self._length for row in rows], dtype=torch.int64, device=self._device)
+        row_R = torch.tensor(rows, dtype=torch.int64, device=self._device)
+        for name, value in to_device(dict(values), self._device).items():
             if name not in self._fields:
                 self._fields[name] = map_tree(lambda x: x.new_zeros(self._length, self.num_envs, *x.shape[1:]), value)
             map_tree(lambda field, x: field.index_put_((place_R, row_R), x), self._fields[name], value)

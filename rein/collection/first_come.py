@@ -85,7 +85,13 @@ class FirstComeCollector(Collector):
     """Steps the environments of a loop as soon as each is ready. See `FirstCome`."""
 
     def __init__(
-        self, agent: Any, environment: Any, options: FirstCome, epsilon: Sequence[float] | None = None
+        self,
+        agent: Any,
+        environment: Any,
+        options: FirstCome,
+        *,
+        copies: bool = False,
+        epsilon: Sequence[float] | None = None,
     ) -> None:
         if not hasattr(environment, "send"):
             raise TypeError(
@@ -93,7 +99,7 @@ class FirstComeCollector(Collector):
                 "by one; use rein.make(..., workers=...), or remove collection"
             )
         super().__init__(agent, environment, options, options.ahead + 1)
-        copies, epsilon_N = isinstance(options, Asynchronous), _checked_epsilon(epsilon, self.num_envs, agent.device)
+        epsilon_N = _checked_epsilon(epsilon, self.num_envs, agent.device)
         self._policy = CollectionPolicy(agent, self.num_envs, copies=copies, epsilon=epsilon_N)
         self._version = 0  # number of updates of the parameters that the policy uses
         self._acting = threading.Lock()  # held while the policy uses or copies parameters
@@ -184,7 +190,7 @@ class AsynchronousCollector(FirstComeCollector):
     """Steps environments in a thread while the agent learns. See `Asynchronous`."""
 
     def __init__(self, agent: Any, environment: Any, options: Asynchronous) -> None:
-        super().__init__(agent, environment, options, options.epsilon)
+        super().__init__(agent, environment, options, copies=True, epsilon=options.epsilon)
         self._thread: threading.Thread | None = None
 
     def pause(self) -> None:

@@ -78,7 +78,8 @@ class RayCollector(Collector):
             ray: Any = importlib.import_module("ray")
         except ImportError as error:
             raise ImportError('RayActors needs Ray: pip install "rein-rl[ray]"') from error
-        if not hasattr(environment, "part"):
+        worlds, workers = (getattr(environment, name, None) for name in ("worlds", "workers"))
+        if not hasattr(environment, "part") or worlds is not None or workers is not None:
             raise TypeError(
                 f"training_loop(collection={options!r}): Ray actors cannot build {type(environment).__name__} again; "
                 "use rein.make(id_or_factory, num_envs)"
@@ -88,7 +89,8 @@ class RayCollector(Collector):
             raise ValueError(f"RayActors(actors={options.actors}): there are {num_envs} environments; give fewer")
         self.ray, self.options, self.restarts = ray, options, 0
         self.fragment = options.fragment or (32 if rollout is None else rollout.steps)
-        super().__init__(agent, environment, options, (options.ahead + 1) * self.fragment)
+        host = torch.device("cpu")  # of the fragments
+        super().__init__(agent, environment, options, (options.ahead + 1) * self.fragment, host)
         bounds = [num_envs * k // options.actors for k in range(options.actors + 1)]
         self._blocks = [range(*pair) for pair in pairwise(bounds)]
         self.index_N = torch.full((num_envs,), -1, dtype=torch.int64, device="cpu")  # of the current episodes

@@ -56,5 +56,5 @@ def make(
     if mode == "sync":
         options = {name: value for name, value in options.items() if name not in _OF_WORKERS}
     elif workers is not None:
-        options |= {"workers": workers, "mode": mode or "processes"}
+        options |= {"workers": workers, "mode": mode}
     return GymnasiumEnvironment(env, num_envs, seed, **options)

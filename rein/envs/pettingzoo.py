@@ -5,6 +5,7 @@ Shapes: W worlds, A agents of a world, N = W * A rows.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import re
@@ -61,8 +62,8 @@ class PettingZooEnvironment(SteppedSeparately):
     Raises:
         TypeError: if the function does not return a parallel environment, or if the spaces of agents differ in another
             way than in their size.
-        ValueError: if only continuous actions would have masks, if there is a timeout without workers, or if the
-            function returns the same environment twice.
+        ValueError: if only continuous actions would have masks, if worlds have different agents, or if the function
+            returns the same environment twice.
         WorkerError: if a worker fails while it makes its worlds.
     """
 
@@ -78,10 +79,10 @@ class PettingZooEnvironment(SteppedSeparately):
         replayable: bool = True,
         max_replay_steps: int = 1_000_000,
         workers: int | None = None,
-        mode: Literal["processes", "threads"] = "processes",
+        mode: Literal["processes", "threads"] | None = None,
         timeout: float | None = None,
-        on_failure: Literal["raise", "restart"] = "raise",
-        max_restarts: int = 10,
+        on_failure: Literal["raise", "restart"] | None = None,
+        max_restarts: int | None = None,
         **make_kwargs: Any,
     ) -> None:
         if not callable(make_parallel_env):
@@ -91,6 +92,8 @@ class PettingZooEnvironment(SteppedSeparately):
             )
         self.worlds, self.agent_id = checked_count(f"worlds={worlds!r}", worlds), agent_id
         name = name_of(make_parallel_env)
+        options: Any = {"mode": mode, "timeout": timeout, "on_failure": on_failure, "max_restarts": max_restarts}
+        of_workers = workers_of(workers, make_kwargs, **options)
         make = functools.partial(_World, make_parallel_env, make_kwargs, name, bool(action_mask), agent_id)
         setup = Setup(
             name=name,
@@ -105,13 +108,11 @@ class PettingZooEnvironment(SteppedSeparately):
                 "make_kwargs": {key: as_json(value) for key, value in make_kwargs.items()},
             },
         )
-        options: Any = {"mode": mode, "timeout": timeout, "on_failure": on_failure, "max_restarts": max_restarts}
-        super().__init__(setup, range(self.worlds), seed, workers_of(workers, **options))
+        super().__init__(setup, range(self.worlds), seed, of_workers)
         action_spaces = [agent.action_space for agent in self._of_world]
         sizes: list[Any] = [space.n for space in action_spaces if isinstance(space, spaces.Discrete)]
-        self._sizes_N = (
-            torch.tensor(sizes * self.worlds, dtype=torch.int64, device="cpu") if len({*sizes}) > 1 else None
-        )
+        start = getattr(self.single_action_space, "start", 0)
+        self._ends_N = torch.tensor(sizes * self.worlds, dtype=torch.int64, device="cpu") + int(start)
 
     @property
     def groups(self) -> dict[str, Group]:
@@ -136,19 +137,20 @@ class PettingZooEnvironment(SteppedSeparately):
         return self._transport.about.agents or ()
 
     def _check_action(self, action: Tree, rows: Sequence[int]) -> None:
-        """Check the action also for agents that have fewer actions than others."""
+        """Check the action also for agents that have fewer actions than others, and have not left."""
         super()._check_action(action, rows)
-        if self._sizes_N is None:
+        if not len(self._ends_N):
             return
         check_row_count(action, len(rows))
-        wrong = (action >= self._sizes_N[[*rows]].to(action.device)).nonzero().flatten().tolist()
-        if wrong:
-            row = rows[wrong[0]]
+        chosen = [*rows]
+        wrong_R = (action.cpu() >= self._ends_N[chosen]) & torch.from_numpy(self._transport.alive[chosen])
+        for place in wrong_R.nonzero().flatten().tolist():
+            row = chosen[place]
             agent = self._of_world[row % len(self._of_world)]
             space: Any = agent.action_space
             raise EnvironmentContractError(
                 f"action, row {row}: the agent {agent.name!r} of {self._setup.name} has the actions {space.start} to "
-                f"{space.start + space.n - 1}, got {action[wrong[0]].tolist()}; choose an action that the entry "
+                f"{space.start + space.n - 1}, got {action[place].tolist()}; choose an action that the entry "
                 "'action_mask' of the observation allows"
             )
 
@@ -161,7 +163,15 @@ class _World:
     ) -> None:
         self.unwrapped, self._name, self._agent_id = _made(make, make_kwargs, name), name, agent_id
         self.metadata = getattr(self.unwrapped, "metadata", {})
-        self.render_mode = getattr(self.unwrapped, "render_mode", "rgb_array")
+        self.render_mode = getattr(self.unwrapped, "render_mode", None)
+        try:
+            self._set_spaces(action_mask)
+        except BaseException:
+            self.close()
+            raise
+
+    def _set_spaces(self, action_mask: bool) -> None:
+        name = self._name
         names = self._names = list(self.unwrapped.possible_agents)
         observed = {agent: self.unwrapped.observation_space(agent) for agent in names}
         taken = {agent: self.unwrapped.action_space(agent) for agent in names}
@@ -173,7 +183,7 @@ class _World:
         self._unpadded_spaces, self._action_spaces = [*observed.values()], [*taken.values()]
         self._observation_spaces = self._unpadded_spaces
         self.action_space = common_space(name, "action", self._action_spaces)
-        if agent_id:
+        if self._agent_id:
             self._observation_spaces = with_agent_id(name, self._observation_spaces)
         self.observation_space = common_space(name, "observation", self._observation_spaces)
         self._size_masks = None  # of the actions (A,) that each agent has, if the observation needs such masks
@@ -270,7 +280,13 @@ class _World:
 
 
 def _make_all(make: Callable[[], _World], numbers: range) -> list[_World]:
-    return [make() for _ in numbers]
+    made: list[_World] = []
+    with contextlib.ExitStack() as after_an_error:
+        for _ in numbers:
+            made.append(make())
+            after_an_error.callback(made[-1].close)
+        after_an_error.pop_all()
+    return made
 
 
 def _made(make: Callable[..., Any], make_kwargs: Mapping[str, Any], name: str) -> Any:

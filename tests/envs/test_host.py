@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from typing import Any
+from typing import Any, ClassVar
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 import rein
 from rein.envs import GymnasiumEnvironment, GymnasiumVectorEnvironment, PettingZooGame
@@ -134,3 +138,88 @@ def test_parts_of_worlds_cannot_be_sent() -> None:
     environment.reset()
     with pytest.raises(ValueError, match="all 3 rows of a world"):
         environment.send(torch.zeros(2, dtype=torch.int64), [0, 1])
+
+
+class FailsTwice(gymnasium.Env[Any, Any]):
+    """Environment that raises in its first step, and in the next reset."""
+
+    observation_space, action_space = spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2)
+    faults: ClassVar[list[str]] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._fail("reset")
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._fail("step")
+        return np.ones(1, np.float32), 1.0, False, False, {}
+
+    def _fail(self, method: str) -> None:
+        if self.faults and self.faults[0] == method:
+            raise LookupError(self.faults.pop(0))
+
+
+def test_lost_episode_ends_once_if_the_new_worker_fails_as_well() -> None:
+    environment = GymnasiumEnvironment(FailsTwice, 2, 0, workers=1, mode="threads", on_failure="restart")
+    environment.reset()
+    FailsTwice.faults += ["step", "reset"]
+    time_step = environment.apply_action(torch.zeros(2, dtype=torch.int64))
+    assert environment.restarts == 2
+    assert (time_step.truncated.tolist(), time_step.valid.tolist()) == ([True, True], [False, False])
+    assert environment.apply_action(torch.zeros(2, dtype=torch.int64)).valid.all()
+    environment.close()
+
+
+@pytest.mark.parametrize("workers", [None, 2])
+def test_worlds_with_different_agents_are_refused(workers: int | None) -> None:
+    made = itertools.count()
+
+    class Differs(Climbers):
+        def __init__(self) -> None:
+            super().__init__()
+            if next(made):
+                self.possible_agents = ("guide_0", "climber_1", "climber_0")
+
+    with pytest.raises(ValueError, match="equal agents"):
+        rein.PettingZooEnvironment(Differs, 2, workers=workers, mode=workers and "threads")
+
+
+def test_actions_that_are_sent_are_copied_and_checked() -> None:
+    environment = GymnasiumEnvironment("CartPole-v1", 2, 0)
+    environment.reset()
+    action = torch.ones(1, dtype=torch.int64)
+    environment.send(action, [1])
+    action.zero_()
+    with pytest.raises(rein.EnvironmentContractError, match="shape"):
+        environment.send(torch.ones(2, 1, dtype=torch.int64), [0])
+    _, time_step = environment.receive()
+    other = GymnasiumEnvironment("CartPole-v1", 2, 0)
+    other.reset()
+    assert torch.equal(time_step.observation[0], other.apply_action(torch.ones(2, dtype=torch.int64)).observation[1])
+
+
+def test_flags_of_a_step_share_no_memory() -> None:
+    environment = GymnasiumEnvironment("CartPole-v1", 2, 0)
+    environment.reset()
+    time_step = environment.apply_action(torch.zeros(2, dtype=torch.int64))
+    time_step.truncated[0] = True
+    assert not time_step.terminated.any()
+
+
+def test_actions_are_checked_for_agents_that_have_not_left() -> None:
+    environment = rein.PettingZooEnvironment(Climbers, 1, 0, top=1.05)
+    environment.reset()
+    with pytest.raises(rein.EnvironmentContractError, match="guide_0"):
+        environment.apply_action(torch.tensor([2, 0, 0]))
+    while not environment.apply_action(torch.tensor([1, 0, 0])).terminated[0]:
+        pass
+    assert not environment.apply_action(torch.tensor([2, 0, 0])).valid[0]
+
+
+def test_options_of_workers_are_options_of_the_environment_without_workers() -> None:
+    class Modal(Climbers):
+        def __init__(self, mode: int) -> None:
+            super().__init__(top=float(mode))
+
+    environment = rein.PettingZooEnvironment(Modal, 1, mode=3)  # type: ignore[arg-type]
+    assert environment.config["make_kwargs"] == {"mode": 3}

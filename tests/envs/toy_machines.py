@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from rein.envs.host.block import Setup
 from rein.envs.host.environment import SteppedSeparately
-from rein.envs.host.supervision import workers_of
+from rein.envs.host.supervision import Workers
 
 
 class Machine:
@@ -58,4 +58,4 @@ class MachineEnvironment(SteppedSeparately):
 
     def __init__(self, num_envs: int, seed: int | None = None, *, length: float = 2.0, **workers: Any) -> None:
         setup = Setup(name="Machine", make=functools.partial(_make, length), config={"length": length})
-        super().__init__(setup, range(num_envs), seed, workers_of(**workers))
+        super().__init__(setup, range(num_envs), seed, Workers(**workers) if workers else None)

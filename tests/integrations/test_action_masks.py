@@ -129,7 +129,7 @@ def test_masks_fit_the_action_space_and_are_those_of_the_environment(action: str
     check_mask(space["action_mask"], environment.single_action_space)
     environment.reset()
     masks = [np.concatenate(e.unwrapped.masks).tolist() for e in environment._transport.simulators]  # type: ignore[union-attr]
-    got = environment._observation[ACTION_MASK]  # type: ignore[union-attr]
+    got = environment._transport.observation[ACTION_MASK]  # type: ignore[union-attr]
     got = next(iter(got.values())) if isinstance(got, dict) else got
     assert got.tolist() == masks
     assert len(rollout(environment)) == 31

@@ -160,10 +160,11 @@ class GymnasiumEnvironment(SteppedSeparately):
         replayable: whether a seed and actions reproduce an episode. False, for instance, if it depends on a clock.
         max_replay_steps: steps of an open episode that a resumed run can repeat.
         workers: number of workers K, from 1 to N. By default environments are stepped one by one in this process.
-        mode: "processes", or "threads" for environments that cannot be pickled or that wait.
-        timeout: seconds that a step or reset of the environments of a worker may take; None for no limit.
-        on_failure: "raise" or "restart".
-        max_restarts: number of restarts before a failure is raised.
+        mode: "processes", the default, or "threads" for environments that cannot be pickled or that wait. Without
+            workers, this and the next options are options of the environment.
+        timeout: seconds that a step or reset of the environments of a worker may take. By default there is no limit.
+        on_failure: "raise", the default, or "restart".
+        max_restarts: number of restarts before a failure is raised, 10 by default.
 
     Raises:
         ValueError: if Gymnasium does not know the id, if the environments have different spaces, or for an invalid
@@ -183,13 +184,15 @@ class GymnasiumEnvironment(SteppedSeparately):
         replayable: bool = True,
         max_replay_steps: int = 1_000_000,
         workers: int | None = None,
-        mode: Literal["processes", "threads"] = "processes",
+        mode: Literal["processes", "threads"] | None = None,
         timeout: float | None = None,
-        on_failure: Literal["raise", "restart"] = "raise",
-        max_restarts: int = 10,
+        on_failure: Literal["raise", "restart"] | None = None,
+        max_restarts: int | None = None,
         **make_kwargs: Any,
     ) -> None:
         num_envs, name = checked_num_envs(num_envs), name_of(id_or_factory)
+        options: Any = {"mode": mode, "timeout": timeout, "on_failure": on_failure, "max_restarts": max_restarts}
+        of_workers = workers_of(workers, make_kwargs, **options)
         setup = Setup(
             name=name,
             make=functools.partial(_make_all, id_or_factory, make_kwargs, name, bool(action_mask)),
@@ -199,8 +202,7 @@ class GymnasiumEnvironment(SteppedSeparately):
             max_replay_steps=checked_count(f"max_replay_steps={max_replay_steps!r}", max_replay_steps),
             config={"make_kwargs": {key: as_json(value) for key, value in make_kwargs.items()}},
         )
-        options: Any = {"mode": mode, "timeout": timeout, "on_failure": on_failure, "max_restarts": max_restarts}
-        super().__init__(setup, range(num_envs), seed, workers_of(workers, **options))
+        super().__init__(setup, range(num_envs), seed, of_workers)
 
 
 def _takes_index(source: Source) -> bool:
@@ -213,10 +215,7 @@ def _takes_index(source: Source) -> bool:
 
 
 def _make_all(source: Source, make_kwargs: Mapping[str, Any], name: str, masked: bool, numbers: range) -> list[Any]:
-    """Make the environments with these numbers. The checks of Gymnasium run in the first one only.
-
-    Raises ValueError if the environments have different spaces.
-    """
+    """Make the environments with these numbers. The checks of Gymnasium run in the first one only."""
     by_index = _takes_index(source)
 
     def make_one(number: int) -> Any:
@@ -227,13 +226,6 @@ def _make_all(source: Source, make_kwargs: Mapping[str, Any], name: str, masked:
         spec = source if isinstance(source, EnvSpec) else gymnasium.registry[first.spec.id]
         source = dataclasses.replace(spec, order_enforce=False, disable_env_checker=True)
     made = [first, *map(make_one, numbers[1:])]
-    for kind in ("observation_space", "action_space"):
-        for index, environment in enumerate(made):
-            if getattr(environment, kind) != getattr(first, kind):
-                raise ValueError(
-                    f"{name}: environment 0 has the {kind} {getattr(first, kind)}, environment {index}"
-                    f" {getattr(environment, kind)}; all environments must have equal spaces"
-                )
     return [with_mask(environment, name) for environment in made] if masked else made
 
 

@@ -196,7 +196,7 @@ class _VectorBlock:
     """
 
     reusable = True  # new episodes can begin after an error
-    sent = ()
+    sent, busy = (), False
 
     def __init__(self, environment: Any, mode: AutoresetMode, setup: Setup, seed: int | None) -> None:
         self._environment, self.mode, self._setup, self._name = environment, mode, setup, setup.name
@@ -215,8 +215,9 @@ class _VectorBlock:
         space = space if masks is None else folded_space(space, masks)
         fps = environment.metadata.get("render_fps")
         self.about = About(space, action_space, environment.render_mode, fps, [id(environment)])
-        self._observation: Tree = None  # the current observation
+        self.observation: Tree = None  # the current observation
         self._ended: str | None = None
+        self._closed = False
         self._false_N = np.zeros(self.num_envs, np.bool_)
         self._resets_N = self._false_N  # environments whose next step is a reset; only with NEXT_STEP
 
@@ -236,7 +237,7 @@ class _VectorBlock:
         """Do nothing: environments are not sent."""
 
     @ends_episodes
-    def begin(self, current: Sequence[int] | None = None, again: bool = False) -> Tree:
+    def begin(self, _current: Sequence[int] | None = None, _keep_options: bool = False) -> Tree:
         """Begin new episodes. Returns the observation (N, *O)."""
         seeds, all_N = self._next_seeds(), ~self._false_N
         (_, options), *others = self._groups(all_N)
@@ -246,15 +247,15 @@ class _VectorBlock:
             self._looks_for_masks, self.has_unused_masks = False, isinstance(info, Mapping) and ACTION_MASK in info
         if self._masks is not None:
             check_has_mask(self._name, info)
-        self._observation = self._folded(self._observations.tensors(observation), info)
+        self.observation = self._folded(self._observations.tensors(observation), info)
         for chosen_N, options in others:  # the call above has reset them with the options of the first group
             begun = self._reset_group(chosen_N, seeds if self._takes_seeds else None, options)
-            self._observation = _where(chosen_N, begun, self._observation)
+            self.observation = _where(chosen_N, begun, self.observation)
         self._check_masks()
         self._ended = None
-        return self._observation
+        return self.observation
 
-    def step(self, action: Tree, chosen: Sequence[int]) -> TimeStep:
+    def step(self, action: Tree, _chosen: Sequence[int]) -> TimeStep:
         """Step all environments with actions `(N, *A)`."""
         return self._step(self._actions.arrays(action))
 
@@ -269,7 +270,7 @@ class _VectorBlock:
         final_observation = self._conclude(self._observations.tensors(observation), info, terminated_N | truncated_N)
         self._check_masks()
         return TimeStep(
-            observation=self._observation,
+            observation=self.observation,
             reward=torch.from_numpy(reward_N),
             terminated=torch.from_numpy(terminated_N),
             truncated=torch.from_numpy(truncated_N),
@@ -287,8 +288,10 @@ class _VectorBlock:
         return None if frames is None else frames[index]
 
     def close(self) -> None:
-        """Close the source."""
-        self._environment.close()
+        """Close the source. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._environment.close()
 
     def _parts(self, method: str, parts: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
         result = getattr(self._environment, method)(*args, **kwargs)
@@ -311,7 +314,7 @@ class _VectorBlock:
 
         `source` and `info` are the observation, without the entry `action_mask`, and the infos of the step.
         """
-        self._observation = observation = self._folded(source, info)
+        self.observation = observation = self._folded(source, info)
         if self.mode is AutoresetMode.NEXT_STEP:
             self._resets_N = ended_N
         elif ended_N.any():
@@ -327,7 +330,7 @@ class _VectorBlock:
 
     def _check_masks(self) -> None:
         spaces_ = self.about.observation_space, self.about.action_space
-        check_masks(self._observation, *spaces_, must_act=~self._resets_N)
+        check_masks(self.observation, *spaces_, must_act=~self._resets_N)
 
     def _groups(self, mask_N: np.ndarray[Any, Any]) -> list[tuple[np.ndarray[Any, Any], dict[str, Any] | None]]:
         """Begin the next options where `mask_N` is True. Returns the rows (N,) of each different options."""
@@ -346,7 +349,7 @@ class _VectorBlock:
         if self._takes_seeds:
             seeds = [self.seeds.advance(index) if ended else None for index, ended in enumerate(ended_N.tolist())]
         for chosen_N, options in self._groups(ended_N):
-            self._observation = _where(chosen_N, self._reset_group(chosen_N, seeds, options), self._observation)
+            self.observation = _where(chosen_N, self._reset_group(chosen_N, seeds, options), self.observation)
 
     def _reset_group(self, rows_N: np.ndarray[Any, Any], seeds: Any, options: dict[str, Any] | None) -> Tree:
         """Reset the environments in `rows_N` (N,) with the same options. The other rows of the result are undefined."""

@@ -21,15 +21,20 @@ from gymnasium import spaces
 from rein.envs.base.contract import restored
 from rein.envs.base.seeding import HostEpisodeSeeds
 from rein.envs.base.step_checks import ends_episodes
-from rein.envs.host.history import ActionHistory
+from rein.envs.host.history import ActionHistory, put_actions, zeros
 from rein.envs.host.options import ResetOptions, as_keywords
 from rein.envs.host.results import RESET, STEP, check_parts, ended_flags, rewards_of, wanted_infos
 from rein.errors import EnvironmentContractError
-from rein.ops.trees import leaves
+from rein.ops.trees import leaves, map_tree
 from rein.spaces import ACTION_MASK, entry
 from rein.spaces.conversion import Codec
 from rein.spaces.masks import check_masks
 from rein.types import TimeStep, Tree
+
+
+def no_simulators(numbers: range) -> list[Any]:
+    """Return no simulators, for an environment whose transport makes them."""
+    return []
 
 
 @attrs.frozen(kw_only=True)
@@ -48,7 +53,7 @@ class Setup:
     """
 
     name: str
-    make: Callable[[range], list[Any]] = lambda numbers: []
+    make: Callable[[range], list[Any]] = no_simulators
     worlds: bool = False
     info: Mapping[str, np.ndarray[Any, Any]] = attrs.field(factory=dict)
     action_mask: bool | None = None
@@ -101,6 +106,7 @@ class Block:
     """
 
     reusable = True  # new episodes can begin after an error
+    busy = False  # whether simulators are being stepped
     restarts = 0  # of workers
 
     def __init__(
@@ -110,9 +116,18 @@ class Block:
         self.seeds = seeds or HostEpisodeSeeds(len(numbers), None, numbers.start)
         self.options = options or ResetOptions(len(numbers))
         self.simulators: list[Any] = setup.make(numbers)
+        try:
+            self._prepare(setup, numbers)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, setup: Setup, numbers: range) -> None:
+        """Set the attributes that depend on the simulators."""
         identities = [id(simulator.unwrapped) for simulator in self.simulators]
         if len({*identities}) < len(numbers):
             raise ValueError(f"{setup.name} returned the same environment twice; it must make a new one in each call")
+        check_alike(setup, numbers, self.simulators)
         first = self.simulators[0]
         fps = getattr(first, "metadata", {}).get("render_fps")
         mode = getattr(first, "render_mode", None)
@@ -127,7 +142,8 @@ class Block:
         )
         self.place: Any = None  # (2,) in a worker: the simulator that is stepped or reset, and its episode seed
         self.alive = np.zeros(num_rows, np.bool_)  # agents of worlds that have not left
-        self._row_names = [_RowName(self, row) for row in range(num_rows)] if setup.worlds else None
+        of_worlds = range(num_rows if agents else 0)
+        self._row_names = [_RowName(row, numbers, agents or (), self.seeds, self.history) for row in of_worlds]
         self._has_masks = entry(first.observation_space, ACTION_MASK) is not None
         self._looks_for_masks = setup.action_mask is None and ACTION_MASK not in setup.info
         observed = [agent.observation_space for agent in agents or ()] or [first.observation_space]
@@ -135,7 +151,8 @@ class Block:
         self.has_unused_masks = False  # whether the infos of a reset have masks that are not in the observation
         self._ended: str | None = None
         self.sent: list[int] = []  # simulators that `collect` steps
-        self._to_take: list[Tree] = []  # their actions
+        self._to_take = zeros(first.action_space, (num_rows,))  # their actions
+        self.observation: Tree = None  # (N, *O) current observation
 
     @property
     def episode_seeds(self) -> torch.Tensor:
@@ -152,24 +169,25 @@ class Block:
         return chosen if self._agents == 1 else rows_of(chosen, self._agents)
 
     @ends_episodes
-    def begin(self, current: Sequence[int] | None = None, again: bool = False) -> Tree:
-        """Begin the next episodes, or those with the seeds `current`: `again` with their current options.
+    def begin(self, current: Sequence[int] | None = None, keep_options: bool = False) -> Tree:
+        """Begin the next episodes, or those with the seeds `current` and, with `keep_options`, the current options.
 
         Returns the observation (N, *O).
         """
-        self.discard()
         chosen = range(len(self.numbers))
         seeds = [self.seeds.advance(index) for index in chosen] if current is None else current
         observation = self._observed(
-            [self._begin_one(index, seed, again) for index, seed in zip(chosen, seeds, strict=True)]
+            [self._begin_one(index, seed, keep_options) for index, seed in zip(chosen, seeds, strict=True)]
         )
-        self._ended = None
+        self.observation, self._ended = observation, None
         return observation
 
     @ends_episodes
     def begin_some(self, chosen: Sequence[int]) -> Tree:
-        """Begin the next episodes of some simulators. Returns their observations (R, *O)."""
-        return self._observed([self._begin_one(index, self.seeds.advance(index)) for index in chosen], chosen)
+        """Begin the next episodes of some simulators. Returns the current observation of all (N, *O)."""
+        begun = self._observed([self._begin_one(index, self.seeds.advance(index)) for index in chosen], chosen)
+        self._keep(chosen, begun)
+        return self.observation
 
     def step(self, action: Tree, chosen: Sequence[int]) -> TimeStep:
         """Step some simulators with the actions `(R, *A)` of their rows. Returns R rows."""
@@ -183,9 +201,8 @@ class Block:
         observations, rewards, terminateds, truncateds, infos = self._parts(results, chosen)
         observation = final_observation = self._observations.stack(observations, names)
         ended_2R = ended_flags(terminateds, truncateds, names)
-        nothing_R = np.zeros(len(rows), np.bool_)
-        terminated_R = truncated_R = torch.from_numpy(nothing_R)
-        valid_R = torch.from_numpy(self.alive[rows] if self.setup.worlds else ~nothing_R)
+        terminated_R, truncated_R = (torch.from_numpy(np.zeros(len(rows), np.bool_)) for _ in range(2))
+        valid_R = torch.from_numpy(self.alive[rows]) if self.setup.worlds else ~terminated_R
         if ended_2R is not None:
             terminated_R, truncated_R = torch.from_numpy(ended_2R).unbind()
             over = self._over(ended_2R[0] | ended_2R[1], rows)
@@ -199,6 +216,7 @@ class Block:
                 final = [old if valid else new for old, new, valid in of_rows]
                 final_observation = self._observations.stack(final, names)
         self._check_masks(observation, rows)
+        self._keep(chosen, observation)
         return TimeStep(
             observation=observation,
             reward=torch.from_numpy(rewards_of(rewards, names)),
@@ -211,18 +229,19 @@ class Block:
 
     def submit(self, action: Tree, chosen: Sequence[int]) -> None:
         """Set the actions `(R, *A)` of some simulators, which `collect` steps."""
+        put_actions(self._to_take, np.array(self.rows_of(chosen), np.int64), action)
         self.sent += chosen
-        self._to_take.append(action)
 
     def collect(self, timeout: float | None) -> tuple[list[int], TimeStep]:
         """Step the simulators that were sent. Returns them, and their R rows."""
-        chosen, actions = self.sent, self._to_take
+        chosen = self.sent
         self.discard()
-        return chosen, self.step(joined(actions), chosen)
+        rows = self.rows_of(chosen)
+        return chosen, self.step(map_tree(lambda x: torch.from_numpy(x[rows]), self._to_take), chosen)
 
     def discard(self) -> None:
         """Forget the simulators that were sent."""
-        self.sent, self._to_take = [], []
+        self.sent = []
 
     def options_changed(self, chosen: Sequence[int]) -> None:
         """Do nothing: the next reset reads the options."""
@@ -253,7 +272,7 @@ class Block:
                     f"{self.setup.name}: seed and actions did not reproduce {path} of {self.setup.kind} {number}, so it"
                     " is not replayable; give replayable=False, and a resumed run begins new episodes"
                 )
-        self._ended = None
+        self.observation, self._ended = observation, None
         return observation
 
     def render(self, index: int) -> Any:
@@ -272,7 +291,7 @@ class Block:
 
     def _names(self, chosen: Sequence[int]) -> Sequence[Any]:
         """Return the names of the rows (R,) of some simulators in messages."""
-        if self._row_names is not None:
+        if self.setup.worlds:
             return [self._row_names[row] for row in self.rows_of(chosen)]
         return [self.numbers[index] for index in chosen] if self.numbers.start else chosen
 
@@ -333,14 +352,14 @@ class Block:
         first = self.numbers.start * self._agents
         check_masks(observation, *spaces_, alive_R, [first + row for row in rows] if first else rows)
 
-    def _begin_one(self, index: int, seed: int, again: bool = False) -> Any:
-        """Begin an episode with the next options of a simulator, or with `again` with its current options."""
+    def _begin_one(self, index: int, seed: int, keep_options: bool = False) -> Any:
+        """Begin an episode with the next options of a simulator, or with its current ones."""
         for row in range(index * self._agents, (index + 1) * self._agents):
             self.history.clear(row)
             self.alive[row] = True
         if self.place is not None:
             self.place[:] = index, seed
-        options = self.options.of(index) if again else self.options.begin(index)
+        options = self.options.of(index) if keep_options else self.options.begin(index)
         try:
             result = self.simulators[index].reset(seed=seed, **as_keywords(options))
         except Exception as error:  # re-raised with a note
@@ -363,7 +382,7 @@ class Block:
             for path, leaf in leaves(actions[row], f"actions.{row}"):
                 if len(leaf) != steps[row]:
                     raise ValueError(f"{path}: the state has {len(leaf)} actions, but {steps[row]} steps were taken")
-        observation = self._begin_one(index, self.seeds.of(index), again=True)
+        observation = self._begin_one(index, self.seeds.of(index), keep_options=True)
         taken = zip(*(self._actions.split(actions[row], steps[row]) for row in rows), strict=True)
         step = -1
         try:
@@ -380,6 +399,12 @@ class Block:
             self.history.restore(row, actions[row], steps[row])
         return observation
 
+    def _keep(self, chosen: Sequence[int], observation: Tree) -> None:
+        """Set the current observations (R, *O) of some simulators. A range has all."""
+        if not isinstance(chosen, range):
+            observation = with_rows(self.observation, self.rows_of(chosen), observation)
+        self.observation = observation
+
     def _note(self, error: Exception, index: int, when: str) -> None:
         error.add_note(f"in {self.place_of(index)}{when}")
 
@@ -387,15 +412,32 @@ class Block:
 class _RowName:
     """Name of a row of a world in messages, with its agent, episode seed and step."""
 
-    def __init__(self, block: Block, row: int) -> None:
-        self._block, self._row = block, row
+    def __init__(
+        self, row: int, numbers: range, agents: Sequence[Agent], seeds: HostEpisodeSeeds, history: ActionHistory
+    ) -> None:
+        self._row, self._numbers, self._agents, self._seeds, self._history = row, numbers, agents, seeds, history
 
     def __str__(self) -> str:
-        block, agents = self._block, self._block.about.agents or ()
-        world, agent = divmod(self._row, len(agents))
-        row, steps = block.numbers[world] * len(agents) + agent, block.history.steps(self._row)
-        when = f"episode seed {block.seeds.of(world)}, step {max(steps - 1, 0)}"
-        return f"{row} (world {block.numbers[world]}, agent {agents[agent].name!r}, {when})"
+        world, agent = divmod(self._row, len(self._agents))
+        row = self._numbers[world] * len(self._agents) + agent
+        when = f"episode seed {self._seeds.of(world)}, step {max(self._history.steps(self._row) - 1, 0)}"
+        return f"{row} (world {self._numbers[world]}, agent {self._agents[agent].name!r}, {when})"
+
+
+def check_alike(setup: Setup, numbers: Sequence[int], parts: Sequence[Any]) -> None:
+    """Raise ValueError unless simulators with these numbers, or groups of them, have equal spaces and agents."""
+    kinds = ("observation_space", "action_space", *(["agents"] if setup.worlds else []))
+    for kind in kinds:
+        first = getattr(parts[0], kind)
+        for number, part in zip(numbers, parts, strict=True):
+            if (other := getattr(part, kind)) != first:
+                shown = (first, other)
+                if kind == "agents":
+                    shown = [agent.name for agent in first], [agent.name for agent in other]
+                raise ValueError(
+                    f"{setup.name}: {setup.kind} {numbers[0]} has the {kind} {shown[0]}, {setup.kind} {number} "
+                    f"{shown[1]}; all {setup.kind}s must have equal {'agents' if kind == 'agents' else 'spaces'}"
+                )
 
 
 def rows_of(chosen: Sequence[int], agents: int) -> list[int]:
@@ -410,14 +452,10 @@ def check_row_count(action: Tree, rows: int) -> None:
             raise EnvironmentContractError(f"{path}: expected a tensor of {rows} rows, got {tuple(leaf.shape)}")
 
 
-def joined(trees: Sequence[Tree]) -> Tree:
-    """Return the rows of several trees of tensors."""
-    first = trees[0]
-    if len(trees) == 1:
-        return first
-    if isinstance(first, Mapping):
-        return {key: joined([tree[key] for tree in trees]) for key in first}
-    return torch.cat([*trees])
+def with_rows(tree: Any, rows: Sequence[int], new: Any) -> Any:
+    """Return a copy of `tree` (N, ...) with some rows replaced by `new` (R, ...)."""
+    row_R = torch.tensor(rows, dtype=torch.int64, device="cpu")
+    return map_tree(lambda x, new_R: x.index_copy(0, row_R, new_R), tree, new)
 
 
 def _explain_reset(name: str, error: Exception) -> None:

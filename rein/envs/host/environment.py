@@ -18,7 +18,7 @@ from torch import Tensor
 from rein.envs.base.contract import check_action, check_observation, check_rows_of, representation, restored
 from rein.envs.base.seeding import HostEpisodeSeeds
 from rein.envs.base.step_checks import CLOSED, check_begun, check_open
-from rein.envs.host.block import About, Block, Setup, check_row_count, rows_of
+from rein.envs.host.block import About, Block, Setup, check_row_count, rows_of, with_rows
 from rein.envs.host.masks import warn_of_mask
 from rein.envs.host.options import Options, ResetOptions
 from rein.envs.host.pool import Pool
@@ -55,13 +55,22 @@ class Transport(Protocol):
         """Simulators that were sent and not received."""
         ...
 
+    @property
+    def busy(self) -> bool:
+        """Whether simulators are being stepped."""
+        ...
+
+    @property
+    def observation(self) -> Tree:
+        """(N, *O): current observation, as of the last received step."""
+
     def discard(self) -> None:
         """Forget the simulators that were sent, if possible."""
 
-    def begin(self, current: Sequence[int] | None = None, again: bool = False) -> Tree:
-        """Begin the next episodes, or those with the seeds `current`: `again` with their current options."""
+    def begin(self, current: Sequence[int] | None = None, keep_options: bool = False, /) -> Tree:
+        """Begin the next episodes, or those with the seeds `current` and, with `keep_options`, the current options."""
 
-    def step(self, action: Tree, chosen: Sequence[int]) -> TimeStep:
+    def step(self, action: Tree, chosen: Sequence[int], /) -> TimeStep:
         """Step simulators with the actions `(R, *A)` of their rows."""
         ...
 
@@ -86,8 +95,7 @@ class HostEnvironment:
             transport.about.observation_space,
             transport.about.action_space,
         )
-        self._observation: Tree = None  # the current observation; None before a reset
-        self._closed = self._checked = False
+        self._begun = self._closed = self._checked = False  # whether episodes have begun
 
     @property
     def seed(self) -> int | None:
@@ -109,7 +117,7 @@ class HostEnvironment:
     @property
     def awaits_reset(self) -> bool:
         """Whether `reset` must be called before a step: before the first reset, and after a resume without episodes."""
-        return self._observation is None or self._transport.ended is not None
+        return not self._begun or self._transport.ended is not None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -168,12 +176,12 @@ class HostEnvironment:
         Raises RuntimeError before the first reset, and EnvironmentContractError for an action or a result that does not
         fit its space. Exceptions of an environment get a note with the environment, the episode seed and the step.
         After such an error, some environments have been stepped and others have not, and `reset` must be called.
+        Workers also raise WorkerDied, WorkerTimeout and WorkerError. They are ended after an error, unless
+        `on_failure="restart"` was given, and the environment must be built again.
         """
         self._check_begun("apply_action")
         self._check_action(action, range(self.num_envs))
-        time_step = self._transport.step(action, range(self._seeds.num_envs))
-        self._observation = time_step.observation
-        return time_step
+        return self._transport.step(action, range(self._seeds.num_envs))
 
     def render(self, index: int = 0) -> Any:
         """Return an RGB frame of the environment or world of one row.
@@ -194,10 +202,8 @@ class HostEnvironment:
 
     def close(self) -> None:
         """Close every environment and end its workers. A second call does nothing."""
-        self._observation = None
-        if not self._closed:
-            self._closed = True
-            self._transport.close()
+        self._begun, self._closed = False, True
+        self._transport.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seed, the episode counters and the reset options."""
@@ -210,7 +216,7 @@ class HostEnvironment:
         """
         self._seeds.load_state_dict(state["seeds"])
         self._options.load_state_dict(state["options"])
-        self._observation = None
+        self._begun = False
 
     def __repr__(self) -> str:
         count = f"num_envs={self.num_envs}"
@@ -222,14 +228,16 @@ class HostEnvironment:
         """Return further options for `repr`."""
         return ()
 
-    def _begin(self, current: Sequence[int] | None = None, again: bool = False) -> Tree:
-        self._observation = self._transport.begin(current, again)
+    def _begin(self, current: Sequence[int] | None = None, keep_options: bool = False) -> Tree:
+        observation = self._transport.begin(current, keep_options)
+        self._begun = True
         if self._transport.has_unused_masks:
             warn_of_mask(self._setup.name)
-        return self._observation
+        return observation
 
     def _frame(self, index: int) -> Any:
-        return self._transport.render(index) if self.render_mode == "rgb_array" else None
+        renders = self.render_mode == "rgb_array" or self._setup.worlds  # worlds need not declare a mode
+        return self._transport.render(index) if renders else None
 
     def _check_usable(self, method: str) -> None:
         """Raise RuntimeError if the environment is closed, its workers were ended, or steps were not received."""
@@ -237,22 +245,23 @@ class HostEnvironment:
         check_open(name, method, CLOSED if self._closed else None)
         if transport.ended is not None and not transport.reusable:
             raise RuntimeError(f"{name}: workers were ended after a failure; build a new one ({transport.ended})")
-        if transport.sent and method not in ("send", "receive"):
+        if transport.busy and method not in ("send", "receive"):
             raise RuntimeError(f"{name}: call receive() for all environments that were sent, before {method}()")
 
     def _check_begun(self, method: str) -> None:
         """Raise RuntimeError also before the first reset, and after an error until the next reset."""
-        transport = self._transport
-        if self._observation is not None and transport.ended is None and not transport.sent:  # also not closed
+        idle = method in ("send", "receive") or not self._transport.sent
+        if self._begun and self._transport.ended is None and idle:  # also not closed
             return
         self._check_usable(method)
-        check_begun(self._setup.name, method, self._observation is not None, self._transport.ended)
+        check_begun(self._setup.name, method, self._begun, self._transport.ended)
+        raise RuntimeError(f"{self._setup.name}: call receive() for all environments that were sent, before {method}()")
 
     def _check_action(self, action: Tree, rows: Sequence[int]) -> None:
         """Check the first action and observation. Raises EnvironmentContractError."""
         if not self._checked:
             check_action(action, len(rows), self.single_action_space)
-            check_observation(self._observation, self.num_envs, self.single_observation_space)
+            check_observation(self._transport.observation, self.num_envs, self.single_observation_space)
             self._checked = True
 
 
@@ -326,10 +335,12 @@ class SteppedSeparately(HostEnvironment):
         seed_WA = episode_seeds.view(-1, agents)
         if not torch.equal(seed_WA, seed_WA[:, :1].expand_as(seed_WA)):
             raise ValueError(f"reset_to: expected one seed for all rows of a world, got {episode_seeds}")
-        seeds = self._seeds.override(seed_WA[:, 0])
         if options is not None:
+            if len(options) != self.num_envs:
+                got = f"{len(options)} options for {self.num_envs} environments"
+                raise ValueError(f"reset_to(options=...): got {got}")
             self._options.override(options[::agents])
-        return self._begin(seeds, options is not None)
+        return self._begin(self._seeds.override(seed_WA[:, 0]), options is not None)
 
     def reset_where(self, mask: Tensor) -> Tree:
         """Begin the next episode where `mask` (N,) is True, or of worlds with such a row.
@@ -338,9 +349,8 @@ class SteppedSeparately(HostEnvironment):
         """
         self._check_begun("reset_where")
         check_rows_of("reset_where", mask, self.num_envs, torch.bool)
-        if chosen := self._chosen(mask):
-            self._observation = with_rows(self._observation, self._rows(chosen), self._transport.begin_some(chosen))
-        return self._observation
+        chosen = self._chosen(mask)
+        return self._transport.begin_some(chosen) if chosen else self._transport.observation
 
     def apply_action_where(self, action: Tree, mask: Tensor) -> TimeStep:
         """Step the environments where `mask` (N,) is True, or worlds with such a row, with their rows of `action`.
@@ -349,18 +359,15 @@ class SteppedSeparately(HostEnvironment):
         `apply_action`, and ValueError if `mask` has another shape or dtype.
         """
         self._check_begun("apply_action_where")
-        self._check_action(action, range(self.num_envs))
         check_rows_of("apply_action_where", mask, self.num_envs, torch.bool)
         check_row_count(action, self.num_envs)
-        time_step = no_step(self._observation, self.num_envs, self._setup.info)
-        if chosen := self._chosen(mask):
-            row_R = self._rows(chosen)
-            stepped = self._transport.step(map_tree(lambda x: x[row_R], action), chosen)
-            time_step = with_rows(time_step, row_R, stepped)
-        else:
-            time_step = map_tree(torch.clone, time_step)
-        self._observation = time_step.observation
-        return time_step
+        still, chosen = no_step(self._transport.observation, self.num_envs, self._setup.info), self._chosen(mask)
+        if not chosen:
+            return map_tree(torch.clone, still)
+        rows = rows_of(chosen, self._agents)
+        action_R = map_tree(lambda x: x[rows], action)
+        self._check_action(action_R, rows)
+        return with_rows(still, rows, self._transport.step(action_R, chosen))
 
     def send(self, action: Tree, rows: Sequence[int]) -> None:
         """Begin to step the environments `rows` (R,) with `action` `(R, *A)`. Returns at once.
@@ -384,17 +391,13 @@ class SteppedSeparately(HostEnvironment):
         if not self._transport.sent:
             raise RuntimeError(f"{self._setup.name}: call send() before receive()")
         chosen, time_step = self._transport.collect(timeout)
-        if len(chosen) == self._seeds.num_envs and chosen == sorted(chosen):
-            self._observation = time_step.observation
-        else:
-            self._observation = with_rows(self._observation, self._rows(chosen), time_step.observation)
         return rows_of(chosen, self._agents), time_step
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seeds of the current episodes and, if they are replayable, their actions so far."""
         if not self._closed and (self._transport.reusable or self._transport.ended is None):
             self._check_usable("state_dict")
-        observation = None if self.awaits_reset else self._observation
+        observation = None if self.awaits_reset else self._transport.observation
         return {**super().state_dict(), "observation": observation, **self._transport.save()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -420,7 +423,8 @@ class SteppedSeparately(HostEnvironment):
                 self._setup.name,
             )
         else:
-            self._observation = self._transport.load(state)
+            self._transport.load(state)
+            self._begun = True
 
     def _shown(self) -> Sequence[str]:
         given = self._worker_options
@@ -430,19 +434,15 @@ class SteppedSeparately(HostEnvironment):
         """Return the simulators with a row in `mask` (N,)."""
         return mask.view(self._seeds.num_envs, -1).any(1).nonzero().flatten().tolist()
 
-    def _rows(self, chosen: Sequence[int]) -> Tensor:
-        """Return the rows (R,) of simulators."""
-        return torch.tensor(rows_of(chosen, self._agents), dtype=torch.int64, device="cpu")
-
     def _checked_rows(self, rows: Sequence[int]) -> list[int]:
         """Return the simulators of rows that are sent. Raises ValueError or RuntimeError for wrong rows."""
         if wrong := [row for row in rows if not 0 <= row < self.num_envs]:
             raise ValueError(f"send(rows=...): got {wrong[0]}, but there are {self.num_envs} environments")
-        agents = self._agents
+        agents, sent = self._agents, {*self._transport.sent}
         chosen = [row // agents for row in rows[::agents]]
         if [*rows] != rows_of(chosen, agents):
             raise ValueError(f"send(rows={[*rows]}): give all {agents} rows of a world in order")
-        if len({*chosen}) < len(chosen) or any(index in self._transport.sent for index in chosen):
+        if len({*chosen}) < len(chosen) or not sent.isdisjoint(chosen):
             raise RuntimeError(f"send(rows={[*rows]}): an environment was sent twice; call receive() first")
         return chosen
 
@@ -460,8 +460,3 @@ def no_step(observation: Tree, num_envs: int, info: Mapping[str, np.ndarray[Any,
         valid=nothing_N,
         info={key: value.expand(num_envs, *value.shape) for key, value in missing.items()},
     )
-
-
-def with_rows(tree: Any, row_R: Tensor, new: Any) -> Any:
-    """Return a copy of `tree` (N, ...) with the rows `row_R` (R,) replaced by `new` (R, ...)."""
-    return map_tree(lambda x, new_R: x.index_copy(0, row_R, new_R), tree, new)

@@ -45,8 +45,6 @@ class ResetOptions:
 
     def override(self, options: Sequence[Options | None]) -> None:
         """Make these options the current ones, and also the next ones if no options were ever set."""
-        if len(options) != len(self._current):
-            raise ValueError(f"reset_to(options=...): got {len(options)} options for {len(self._current)} environments")
         self._current = [_dictionary(x) for x in options]
         if not self._used:  # episodes that begin during a replay may need options, too
             self._next, self._used = list(self._current), True

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rein.envs.host.block import check_row_count, rows_of
+from rein.envs.host.block import check_row_count, rows_of, with_rows
 from rein.envs.host.history import put_actions
 from rein.envs.host.server import Request
 from rein.envs.host.supervision import AnyWorker, Part, Supervisor
@@ -42,23 +42,27 @@ class Pool(Supervisor):
         """Simulators that were sent and not received."""
         return np.flatnonzero(self._flying).tolist()
 
+    @property
+    def busy(self) -> bool:
+        """Whether simulators are being stepped."""
+        return bool(self._flying.any())
+
     def discard(self) -> None:
         """Do nothing: workers cannot forget a request."""
 
-    def begin(self, current: Sequence[int] | None = None, again: bool | None = None) -> Tree:
-        """Begin the next episodes, or those with the seeds `current`: `again` with their current options.
+    def begin(self, current: Sequence[int] | None = None, keep_options: bool = False) -> Tree:
+        """Begin the next episodes, or those with the seeds `current` and, with `keep_options`, the current options.
 
         Returns the observation (N, *O).
         """
         self.seeds.start()
-        again = None if current is None else bool(again)
-        each = [[] if current is None else [*current[block.start : block.stop]] for block in self._blocks]
-        self._call({k: self._begin_request(k, again, seeds) for k, seeds in enumerate(each)})
+        each = [None if current is None else [*current[block.start : block.stop]] for block in self._blocks]
+        self._call({k: self._begin_request(k, seeds, keep_options) for k, seeds in enumerate(each)})
         self.has_unused_masks = any(answer.value for answer in self._values.values())
         return self._take_all()
 
     def begin_some(self, chosen: Sequence[int]) -> Tree:
-        """Begin the next episodes of some simulators, in increasing order. Returns their observations (R, *O)."""
+        """Begin the next episodes of some simulators, in increasing order. Returns the current observation of all."""
         groups = self._by_worker(chosen)
         self._call({k: Request("begin_some", (mine, self._workers[k].take_changed())) for k, mine in groups.items()})
         parts = [Part(self._workers[k], mine, True, self._values[k].options or ()) for k, mine in groups.items()]
@@ -67,8 +71,8 @@ class Pool(Supervisor):
             worker.lost = {index: options for index, options in worker.lost.items() if index not in mine}
         self._show(parts)
         begun = _joined([(part.worker.slots.observation, part.rows) for part in parts])
-        self._keep(rows_of(chosen, self._agents), begun)
-        return begun
+        self._keep(parts, rows_of(chosen, self._agents), begun)
+        return self.observation
 
     def step(self, action: Tree, chosen: Sequence[int]) -> TimeStep:
         """Step some simulators with the actions `(R, *A)` of their rows, in increasing order. Returns R rows.
@@ -159,7 +163,7 @@ class Pool(Supervisor):
 
     def forget(self) -> None:
         """Do not begin episodes in new workers until `begin` or `load` is called."""
-        self._observation, self._begun, self.episode_seeds = None, False, self.seeds.current
+        self._begun, self.episode_seeds = False, self.seeds.current
 
     def render(self, index: int) -> Any:
         """Return a frame of one simulator."""
@@ -217,19 +221,19 @@ class Pool(Supervisor):
         if any(a > b for a, b in pairwise(numbers)):
             order = rows_of(np.argsort(numbers).tolist(), self._agents)
             numbers, time_step = sorted(numbers), map_tree(lambda x: x[order], time_step)
-        if len(numbers) == len(self._flying):
-            self._observation, self._flying[:] = time_step.observation, False
-        else:
-            self._keep(rows_of(numbers, self._agents), time_step.observation)
-            self._flying[numbers] = False
+        self._flying[numbers] = False
+        whole = len(numbers) == len(self._flying)
+        self._keep(parts, None if whole else rows_of(numbers, self._agents), time_step.observation)
         if ended:
             self._show(parts)
         return numbers, time_step
 
-    def _keep(self, rows: Sequence[int], observation: Tree) -> None:
-        """Set the observations (R, *O) of some rows, of which results have been received."""
-        row_R = torch.tensor(rows, dtype=torch.int64, device="cpu")
-        self._observation = map_tree(lambda x, new: x.index_copy(0, row_R, new), self._observation, observation)
+    def _keep(self, parts: Sequence[Part], rows: Sequence[int] | None, observation: Tree) -> None:
+        """Set the current observations (R, *O) of rows, of which results have been received. None has all."""
+        self.observation = observation if rows is None else with_rows(self.observation, rows, observation)
+        for part in parts:
+            worker = part.worker
+            self.alive[worker.rows.start : worker.rows.stop][part.rows] = worker.slots.alive[part.rows]
 
     def _show(self, parts: Sequence[Part]) -> None:
         """Update the seeds and options of the current episodes, of which results have been received."""
@@ -246,10 +250,11 @@ class Pool(Supervisor):
             self._follow(worker, range(len(worker.numbers)))
             worker.lost, worker.changed = {}, {}
         options = [(worker, self._values[worker.number].options or ()) for worker in self._workers]
-        self._show([Part(worker, range(len(worker.numbers)), True, mine) for worker, mine in options])
-        self._observation = _joined([(worker.slots.observation, slice(None)) for worker in self._workers])
+        parts = [Part(worker, range(len(worker.numbers)), True, mine) for worker, mine in options]
+        self._show(parts)
+        self._keep(parts, None, _joined([(worker.slots.observation, slice(None)) for worker in self._workers]))
         self._begun = True
-        return self._observation
+        return self.observation
 
 
 def _joined(pieces: Sequence[tuple[Any, Any]]) -> Tree:

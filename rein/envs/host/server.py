@@ -8,7 +8,6 @@ Shapes: W simulators of a worker, N their rows, R some of these, A one action, O
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import mmap
 import os
@@ -31,8 +30,6 @@ from rein.ops.trees import map_tree
 from rein.spaces import children
 from rein.spaces.conversion import layout
 from rein.types import TimeStep, Tree
-
-logger = logging.getLogger(__name__)
 
 _BROKEN_PIPE = (EOFError, OSError)
 
@@ -149,23 +146,23 @@ class Server:
         self._slots.alive[:] = self.block.alive
         return Answer(ended, self._begun(chosen) if ended else None)
 
-    def begin(self, seeds: tuple[Any, ...], options: dict[str, Any], again: bool | None, current: Any) -> Answer:
-        """Begin the next episodes, or those with the seeds `current`: `again` with the current options.
+    def begin(self, seeds: tuple[Any, ...], options: dict[str, Any], current: Any, keep_options: bool) -> Answer:
+        """Begin the next episodes, or those with the seeds `current` and, with `keep_options`, the current options.
 
         The value is whether the infos have masks that are not used.
         """
         block = self.block
         block.seeds.set_part(*seeds)
         block.options.load_state_dict(options)
-        if again is not None:
+        if current is not None:
             current = block.seeds.override(torch.tensor(current, dtype=torch.int64, device="cpu"))
-        self._put(block.begin(current or None, bool(again)))
+        self._put(block.begin(current, keep_options))
         return Answer(block.has_unused_masks, self._begun(self._all))
 
     def begin_some(self, chosen: Sequence[int], changed: Mapping[int, Any] | None) -> Answer:
         """Begin the next episodes of some simulators."""
         self._change(changed)
-        self._put(self.block.begin_some(chosen), np.array(self.block.rows_of(chosen), np.int64))
+        self._put(self.block.begin_some(chosen))
         return Answer(None, self._begun(chosen))
 
     def save(self) -> Answer:
@@ -187,9 +184,9 @@ class Server:
         """Close the simulators."""
         self.block.close()
 
-    def _put(self, observation: Tree, rows: Any = slice(None)) -> None:
-        """Set the first observations of rows."""
-        _put(self._slots.observation, rows, observation)
+    def _put(self, observation: Tree) -> None:
+        """Set the current observations of all rows."""
+        _put(self._slots.observation, slice(None), observation)
         self._slots.alive[:] = self.block.alive
 
     def _change(self, changed: Mapping[int, Any] | None) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from rein.envs.base.contract import checked_count
 from rein.envs.base.seeding import HostEpisodeSeeds
-from rein.envs.host.block import About, Setup, rows_of
+from rein.envs.host.block import About, Setup, check_alike, rows_of
 from rein.envs.host.options import ResetOptions
 from rein.envs.host.processes import GARBAGE_ADVICE, check_descriptors, check_timeout, ending
 from rein.envs.host.server import Answer, Request, loads
@@ -59,16 +59,13 @@ class Workers:
         check_timeout(self.timeout)
 
 
-def workers_of(workers: int | None = None, **options: Any) -> Workers | None:
-    """Return options of workers from those of an adapter, or None without workers.
-
-    Raises ValueError for options that have no effect without workers.
-    """
-    if workers is not None:
-        return Workers(workers=workers, **options)
-    if options.get("timeout") is not None:
-        raise ValueError(f"timeout={options['timeout']}: give workers= as well, because only workers have a timeout")
-    return None
+def workers_of(workers: int | None, make_kwargs: dict[str, Any], **options: Any) -> Workers | None:
+    """Return options of workers, or None without workers: then they are options of the environment of this name."""
+    given = {name: value for name, value in options.items() if value is not None}
+    if workers is None:
+        make_kwargs |= given
+        return None
+    return Workers(workers=workers, **given)
 
 
 class Part(NamedTuple):
@@ -104,7 +101,7 @@ class Supervisor:
             raise ValueError(f"workers={count}: there are {total} {setup.kind}s, so give {total} at most")
         self.restarts = 0
         self.has_unused_masks = False  # whether the infos of a reset have masks that are not in the observation
-        self._observation: Tree = None  # (N, *O) of which results were received
+        self.observation: Tree = None  # (N, *O) of which results were received
         self.episode_seeds = seeds.current  # (W,) as of the last received step
         processes = workers.mode == "processes"
         if processes:
@@ -138,13 +135,9 @@ class Supervisor:
         abouts = [self._await_one(worker, None).value for worker in self._workers]
         first: About = abouts[0]
         self.about, self._agents, name = first, first.rows, self.setup.name
-        for worker, about in zip(self._workers, abouts, strict=True):
-            for kind in ("observation_space", "action_space"):
-                if getattr(about, kind) != getattr(first, kind):
-                    raise ValueError(
-                        f"{name}: environment 0 has the {kind} {getattr(first, kind)}, environment"
-                        f" {worker.numbers.start} {getattr(about, kind)}; all environments must have equal spaces"
-                    )
+        check_alike(self.setup, [block.start for block in self._blocks], abouts)
+        self.alive = np.zeros(len(self._worker_of) * first.rows, np.bool_)  # (N,) as of the last received step
+        for worker in self._workers:
             worker.attach(first)
         identities = [identity for about in abouts for identity in about.identities]
         if self._settings.mode == "threads" and len({*identities}) < len(identities):
@@ -156,15 +149,15 @@ class Supervisor:
             index, seed = int(worker.slots.index[row]), int(worker.slots.seed[row])
             self.seeds.follow(worker.numbers.start + row, index, seed)
 
-    def _begin_request(self, k: int, again: bool | None = None, episode_seeds: Sequence[int] = ()) -> Request:
+    def _begin_request(self, k: int, current: Sequence[int] | None = None, keep_options: bool = False) -> Request:
         numbers = self._blocks[k]
-        return Request("begin", (self.seeds.part(numbers), self.options.part(numbers), again, episode_seeds))
+        return Request("begin", (self.seeds.part(numbers), self.options.part(numbers), current, keep_options))
 
     def _finish_lost(self, worker: AnyWorker, lost: Mapping[int, Any]) -> None:
         """Finish the step of simulators whose episode was lost. `lost` has the options of their new episodes."""
         rows = rows_of([*lost], self._agents)
-        last = map_tree(lambda x: x[[worker.rows.start + row for row in rows]], self._observation)
-        worker.slots.put_lost(rows, last, worker.lost_alive[rows])
+        chosen = [worker.rows.start + row for row in rows]
+        worker.slots.put_lost(rows, map_tree(lambda x: x[chosen], self.observation), self.alive[chosen])
         self._finished.append(Part(worker, [*lost], True, [*lost.items()]))
 
     def _call(self, requests: Mapping[int, Request]) -> None:
@@ -236,9 +229,7 @@ class Supervisor:
             count = f"{self.restarts} of {self._settings.max_restarts}"
             logger.warning("%s: restart %s of a worker after a failure: %s", self.setup.name, count, text_of(error))
             self._discard(worker, isinstance(error, WorkerTimeout))
-            alive = worker.slots.alive.copy() if worker.is_attached else worker.lost_alive
             worker = self._workers[worker.number] = self._new(worker.number)
-            worker.lost_alive = alive
             try:
                 self._replace(worker, pending)
                 return

@@ -61,7 +61,6 @@ class Worker:
         self.pending: deque[Request] = deque()
         self.since = 0.0  # when the worker began with the first of them
         self.lost: dict[int, Any] = {}  # simulators whose lost episode was not reported yet: options of the next
-        self.lost_alive: Any = None  # (N,) rows of agents that had not left when the episodes were lost
         self.changed: dict[int, Any] = {}  # options of the next episodes that the worker does not know yet
 
     @property
