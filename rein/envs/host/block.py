@@ -201,9 +201,11 @@ class Block:
         observations, rewards, terminateds, truncateds, infos = self._parts(results, chosen)
         observation = final_observation = self._observations.stack(observations, names)
         ended_2R = ended_flags(terminateds, truncateds, names)
-        terminated_R, truncated_R = (torch.from_numpy(np.zeros(len(rows), np.bool_)) for _ in range(2))
-        valid_R = torch.from_numpy(self.alive[rows]) if self.setup.worlds else ~terminated_R
-        if ended_2R is not None:
+        nothing_R = np.zeros(len(rows), np.bool_)
+        valid_R = torch.from_numpy(self.alive[rows] if self.setup.worlds else ~nothing_R)
+        if ended_2R is None:
+            terminated_R, truncated_R = torch.from_numpy(nothing_R), torch.from_numpy(nothing_R.copy())
+        else:
             terminated_R, truncated_R = torch.from_numpy(ended_2R).unbind()
             over = self._over(ended_2R[0] | ended_2R[1], rows)
             begun = [*observations]
