@@ -17,7 +17,7 @@ from rein.accelerators import find
 from rein.ops.trees import checked_device
 from rein.replay.replay import Replay, Sample
 from rein.replay.storage import Packing
-from rein.replay.sum_tree import SHIFT, draw, least_positive, levels_of, padded, refresh_, total
+from rein.replay.sum_tree import SHIFT, draw, levels_of, padded, refresh_
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ class Priorities:
         p_i = (|delta_i| + epsilon)^alpha      P(i) = p_i / sum of all p      w_i = (N P(i))^-beta / max w
 
     A row can be sampled after it was appended and until it is removed. A new row has the largest priority of any row so
-    far, initially 1, so that every row is soon learned once. `alpha` = 0 samples uniformly. `normalize` selects the
-    weight that becomes 1: the largest of the "batch", or of all rows in the "buffer". N cancels out.
+    far, initially 1, so that every row is soon learned once. `alpha` = 0 samples uniformly. The largest weight of a
+    batch is 1. N cancels out.
 
     Source: Schaul et al. 2016 ("Prioritized experience replay"), 3.3, 3.4 and algorithm 1. Rows are sampled
     independently, not one from each of B ranges as in its B.2.1, so a batch can be split.
@@ -47,7 +47,6 @@ class Priorities:
         *,
         alpha: float = 0.6,
         epsilon: float = 1e-6,
-        normalize: str = "batch",
         device: torch.device | str = "cpu",
     ) -> None:
         if capacity < 1:
@@ -56,12 +55,9 @@ class Priorities:
             raise ValueError(f"Priorities(alpha={alpha}): give a number from 0 (uniform sampling) to 1")
         if not 0.0 < epsilon < _INFINITY:
             raise ValueError(f"Priorities(epsilon={epsilon}): give a number above 0, so that every row can be sampled")
-        if normalize not in ("batch", "buffer"):
-            raise ValueError(f'Priorities(normalize={normalize!r}): give "batch" or "buffer"')
         self.capacity = capacity
         self.alpha = alpha
         self.epsilon = epsilon
-        self.normalize = normalize
         self.device = checked_device(device)
         self._priority = torch.zeros(padded(capacity), dtype=torch.float64, device=self.device)
         self._maximum = torch.ones((), dtype=torch.float64, device=self.device)
@@ -79,7 +75,6 @@ class Priorities:
             "capacity": self.capacity,
             "alpha": self.alpha,
             "epsilon": self.epsilon,
-            "normalize": self.normalize,
             "device": str(self.device),
         }
 
@@ -129,13 +124,8 @@ class Priorities:
         if not len(probability_B):
             return torch.zeros(0, dtype=torch.float32, device=probability_B.device)
         found_B = _on_host(probability_B)
-        if self.normalize == "batch":
-            least = found_B.min()
-        else:
-            self._refresh()
-            least = _on_host(least_positive(self._least[-1]) / total(self._sums[-1]))
         with np.errstate(divide="ignore", invalid="ignore"):  # division by 0 gives infinity, as in torch
-            weight_B = (least / found_B) ** float(beta)
+            weight_B = (found_B.min() / found_B) ** float(beta)
         return weight_B.float() if isinstance(weight_B, Tensor) else torch.from_numpy(weight_B.astype(np.float32))
 
     def update(self, index_B: Tensor, td_error_B: Tensor) -> None:
@@ -152,8 +142,6 @@ class Priorities:
         new_B = (abs(_on_host(td_error_B.detach().double())) + self.epsilon) ** self.alpha
         if (compiled := self._compiled) is not None:
             compiled.update(_arrays(self._sums), index_B.contiguous().numpy(), new_B, self._maximum.numpy())
-            if self._least:
-                self._outdate(index_B)
             return
         priority_B = new_B if isinstance(new_B, Tensor) else torch.from_numpy(new_B)
         before_B = self._priority.index_select(0, index_B)
@@ -203,14 +191,11 @@ class Priorities:
             if (compiled := self._compiled) is not None:
                 compiled.refresh(_arrays(self._sums), block_B.numpy())
             else:
-                refresh_(self._sums, block_B, total)
-            if self._least:
-                refresh_(self._least, block_B, least_positive)
+                refresh_(self._sums, block_B)
             self._stale, self._stale_rows = [], 0
 
     def _rebuild(self) -> None:
-        self._sums = levels_of(self._priority, total)
-        self._least = levels_of(self._priority, least_positive) if self.normalize == "buffer" else []
+        self._sums = levels_of(self._priority)
         self._stale: list[Tensor] = []  # blocks with changed priorities, whose sums are not computed yet
         self._stale_rows = 0
 
@@ -226,13 +211,12 @@ class PrioritizedReplay(Replay):
         capacity: int,
         *,
         alpha: float = 0.6,
-        normalize: str = "batch",
         storage: str = "memory",
         device: torch.device | str = "cpu",
     ) -> None:
-        """`alpha` and `normalize` are those of `Priorities`."""
+        """`alpha` is that of `Priorities`."""
         super().__init__(capacity, storage=storage, device=device)
-        self._options = {"alpha": alpha, "normalize": normalize, "device": device}
+        self._options = {"alpha": alpha, "device": device}
         self.priorities = Priorities(1, **self._options)  # replaced when the number of rows is known
 
     def _take(self, packing: Packing, slots: int) -> None:

@@ -10,7 +10,7 @@ Shapes: B rows, W numbers in a block, K numbers in the top level.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,17 +20,10 @@ SHIFT = 4
 WIDTH = 1 << SHIFT  # W; with a million rows, 8 is slower in torch, 32 in numba, and 2 in both
 TOP = 4096
 
-Reduce = Callable[[Tensor], Tensor]  # reduces blocks to numbers, (B, W) -> (B,)
-
 
 def total(x: Tensor) -> Tensor:
     """Return the sum over the last dimension, added in order, so that torch and numba agree to the bit."""
     return x.cumsum(-1)[..., -1]
-
-
-def least_positive(x: Tensor) -> Tensor:
-    """Return the smallest positive number over the last dimension, or infinity."""
-    return torch.where(x > 0.0, x, float("inf")).amin(-1)
 
 
 def padded(count: int) -> int:
@@ -38,24 +31,24 @@ def padded(count: int) -> int:
     return count if count <= TOP else -(-count // WIDTH) * WIDTH
 
 
-def levels_of(leaf: Tensor, reduce: Reduce) -> list[Tensor]:
+def levels_of(leaf: Tensor) -> list[Tensor]:
     """Return the levels of a tree, lowest first. The lowest is `leaf`, of a `padded` length; padding is 0."""
     levels = [leaf]
     while len(levels[-1]) > TOP:
-        block = reduce(levels[-1].view(-1, WIDTH))
+        block = total(levels[-1].view(-1, WIDTH))
         above = block.new_zeros(padded(len(block)))
         above[: len(block)] = block
         levels.append(above)
     return levels
 
 
-def refresh_(levels: Sequence[Tensor], block_B: Tensor, reduce: Reduce) -> None:
+def refresh_(levels: Sequence[Tensor], block_B: Tensor) -> None:
     """Compute the numbers above these blocks of the lowest level again, in place. Blocks may be repeated.
 
     Each number is computed from its whole block, not by adding a difference, so rounding errors do not accumulate.
     """
     for level, above in itertools.pairwise(levels):
-        above.index_copy_(0, block_B, reduce(level.view(-1, WIDTH).index_select(0, block_B)))
+        above.index_copy_(0, block_B, total(level.view(-1, WIDTH).index_select(0, block_B)))
         block_B = block_B >> SHIFT
 
 

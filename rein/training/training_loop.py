@@ -48,7 +48,7 @@ from rein.types import STEP_STATE_TYPES, StepState, Trajectory, Tree
 
 logger = logging.getLogger("rein")
 
-DELAYS = ("rollout_steps", "learning_starts", "train_frequency", "train_frequency_episodes")  # options of agents
+DELAYS = ("rollout_steps", "learning_starts", "train_frequency")  # options of agents
 STEPS = 128  # default steps of an epoch of a continuing run
 
 

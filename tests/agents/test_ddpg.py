@@ -40,7 +40,7 @@ class TestObservationHistory(TestDDPG):
     """Updates after episodes, with priorities, from a history of observations."""
 
     num_envs, steps = 1, 40
-    options: ClassVar[dict[str, Any]] = {"train_frequency_episodes": 1, "prioritized": True, "actor_frequency": 2}
+    options: ClassVar[dict[str, Any]] = {"prioritized": True, "actor_frequency": 2}
 
     def environment(self, num_envs, seed):
         return observation_history(super().environment(num_envs, seed), 3)

@@ -64,7 +64,6 @@ class TestSingleEnvironment(TestDQN):
         "temperature": 0.5,
         "double": False,
         "huber": None,
-        "train_frequency_episodes": 2,
         "normalize_observation": True,
     }
 

@@ -63,7 +63,6 @@ class TestUpdatesAfterEpisodes(TestSAC):
 
     num_envs = 4
     options: ClassVar[dict[str, Any]] = {
-        "train_frequency_episodes": 2,
         "update_to_data": 0.25,
         "capacity": 102,
         "normalize_observation": True,

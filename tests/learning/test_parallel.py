@@ -234,7 +234,6 @@ def relations() -> dict[str, Any]:
             "seeded by the loop": seeded_by_the_loop(),
             "uneven": ran(make_loop(num_envs=6 + 5 * group.rank), epochs=2),
             "others": {name: ran(other_loop(name), epochs=2)["agent"] for name in OTHERS},
-            "by episodes": error_of(lambda: other_loop("DQN", train_frequency_episodes=2)),
             "stopped": ran(make_loop(target_kl=1e-4, update_epochs=50, learning_rate=1e-3), epochs=2),
             "mean": mean_of_processes(float(group.rank)),
             "gathered": gather_from_processes(torch.tensor([group.rank, 5])),
@@ -378,11 +377,6 @@ def test_temperature_is_shared_and_priorities_are_not(pair: list[dict[str, Any]]
     assert torch.equal(*logs) and float(logs[0]) != 0.0
     priorities = [found["others"]["DQN"]["replay"]["priorities"] for found in pair]
     assert first_difference(*priorities) is not None
-
-
-def test_train_frequency_episodes_is_rejected(pair: list[dict[str, Any]]) -> None:
-    for found in pair:
-        assert found["by episodes"].startswith("ValueError: DQN(train_frequency_episodes=2)")
 
 
 def test_reward_statistics_are_shared_and_running_returns_are_not(pair: list[dict[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
 from rein.envs import SimulatedEnvironment
 from rein.envs.gridworld import Gridworld
-from rein.envs.probes import Corridor, Reach
+from rein.envs.probes import Corridor
 from rein.envs.wrappers.observations import observation_history
 from rein.ops.random import generator
 from rein.schedules import linear
@@ -90,47 +90,12 @@ def test_all_agents_count_updates_equally(kind):
     assert fed(made(kind, learning_starts=8, update_to_data=0.5), 4, 4) == [0, 0, 2, 4]
 
 
-EPISODES = [  # options, num_envs, steps at which all episodes end, updates after each of the first steps
-    ({"train_frequency_episodes": 1}, 1, [2, 4], [0, 0, 3, 3, 5, 5]),
-    ({"train_frequency_episodes": 2}, 1, [2, 4], [0, 0, 0, 0, 5, 5]),
-    ({"train_frequency_episodes": 8}, 8, [2, 4], [0, 0, 24, 24, 40]),
-    ({"train_frequency_episodes": 9}, 8, [2, 4], [0, 0, 0, 0, 40]),
-    ({"train_frequency_episodes": 1, "update_to_data": 0.5}, 1, [2, 4], [0, 0, 1, 1, 2, 2]),
-    ({"train_frequency_episodes": 1, "learning_starts": 3}, 1, [2, 4], [0, 0, 0, 0, 2, 2]),
-]
-
-
-@pytest.mark.parametrize("end", ["terminated", "truncated"])
-@pytest.mark.parametrize(("options", "num_envs", "ends", "expected"), EPISODES, ids=str)
-def test_train_frequency_episodes_counts_ended_episodes(options, num_envs, ends, expected, end):
-    agent, counts = made(DQN, **options), []
-    for step in range(len(expected)):
-        ended = {end: torch.full((num_envs,), step in ends)}
-        counts += fed(agent, 1, num_envs, step, **ended)
-    assert counts == expected
-
-
-def test_invalid_rows_do_not_end_episodes():
-    agent = made(DQN, train_frequency_episodes=1)
-    hidden = {"terminated": torch.tensor([True, False]), "valid": torch.tensor([False, True])}
-    assert fed(agent, 3, 2, **hidden) == [0, 0, 0]
-
-
-@pytest.mark.parametrize("options", [{}, {"train_frequency": 4}, {"train_frequency_episodes": 1}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"train_frequency": 4}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_skipped_rounds_of_updates_are_not_repeated(kind, options):
     agent, no = made(kind, **options), torch.zeros(4, dtype=torch.bool)
     assert fed(agent, 50, 4, valid=no) == [0] * 50
     assert fed(agent, 2, 4, first=50, terminated=~no) == [4, 8]
-
-
-def test_truncated_episodes_trigger_updates():
-    environment = Reach(2, seed=0, max_episode_steps=5)
-    agent = SAC(
-        environment.single_observation_space, environment.single_action_space, **SMALL, train_frequency_episodes=2
-    )
-    rein.train(agent, environment, epochs=1, iterations=10)
-    assert agent.updates == 20
 
 
 def test_actions_before_learning_starts_are_uniform():
@@ -177,9 +142,9 @@ def test_every_option_has_an_effect(kind, option):
     assert first_difference(parameters(one), parameters(other)) is not None
 
 
-@pytest.mark.parametrize("option", ["priority_alpha", "priority_beta", "priority_normalize"])
+@pytest.mark.parametrize("option", ["priority_alpha", "priority_beta"])
 def test_every_priority_option_has_an_effect(option):
-    value = {"priority_alpha": 0.9, "priority_beta": linear(0.4, 1.0, env_steps=20), "priority_normalize": "buffer"}
+    value = {"priority_alpha": 0.9, "priority_beta": linear(0.4, 1.0, env_steps=20)}
     one, other = made(DQN, prioritized=True), made(DQN, prioritized=True, **{option: value[option]})
     for agent in (one, other):
         fed(agent, 30)
@@ -447,8 +412,6 @@ def test_agent_without_transitions_can_be_reseeded(kind):
 INVALID = [{"capacity": 0}, {"batch_size": 0}, {"train_frequency": 0}, {"n_step": 0}, {"target_frequency": 0}]
 INVALID += [{"gamma": 1.1}, {"gamma": -0.1}, {"tau": 1.5}, {"tau": -0.1}, {"update_to_data": 0.0}]
 INVALID += [
-    {"train_frequency_episodes": 0},
-    {"train_frequency_episodes": 1.5},
     {"learning_starts": -1},
     {"learning_rate": -1.0},
     {"max_grad_norm": 0.0},

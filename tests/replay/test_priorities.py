@@ -12,7 +12,7 @@ from torch import Tensor
 from rein.accelerate import sum_tree
 from rein.ops.random import generator
 from rein.replay.prioritized import Priorities
-from rein.replay.sum_tree import TOP, WIDTH, draw, levels_of, padded, total
+from rein.replay.sum_tree import TOP, WIDTH, draw, levels_of, padded
 from rein.testing import StatefulContract
 
 TWO_LEVELS = TOP + 1
@@ -56,7 +56,7 @@ def chi_square(count: Tensor, probability: Tensor, draws: int) -> float:
 def tree(priority: Tensor) -> list[Tensor]:
     leaf = torch.zeros(padded(len(priority)), dtype=torch.float64)
     leaf[: len(priority)] = priority
-    return levels_of(leaf, total)
+    return levels_of(leaf)
 
 
 def slow_draw(levels: list[Tensor], uniform: Tensor) -> int:
@@ -194,35 +194,17 @@ def test_sampling_without_rows_raises(capacity: int) -> None:
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
-@pytest.mark.parametrize("normalize", ["batch", "buffer"])
 @pytest.mark.parametrize("capacity", [30, TWO_LEVELS])
-def test_weights_equal_formula(beta: float, normalize: str, capacity: int) -> None:
+def test_weights_equal_formula(beta: float, capacity: int) -> None:
     stream = generator(0, "draw")
     priority = torch.rand(capacity, generator=stream, dtype=torch.float64) + 0.01
-    priorities = filled(capacity, priority, normalize=normalize)
+    priorities = filled(capacity, priority)
     index_B, probability_B = priorities.sample(64, stream)
     weight_B = priorities.weights(probability_B, beta)
     of_all = (capacity * priority / priority.sum()) ** -beta
-    largest = of_all.max() if normalize == "buffer" else of_all[index_B].max()
     assert weight_B.dtype == torch.float32
-    assert torch.allclose(weight_B.double(), of_all[index_B] / largest, rtol=1e-6)
+    assert torch.allclose(weight_B.double(), of_all[index_B] / of_all[index_B].max(), rtol=1e-6)
     assert weight_B.max() <= 1.0
-
-
-@pytest.mark.parametrize("capacity", [5, TWO_LEVELS])
-def test_buffer_normalization_follows_overwritten_and_removed_rows(capacity: int) -> None:
-    priorities, stream = filled(capacity, torch.full((capacity,), 4.0), normalize="buffer"), generator(0, "d")
-
-    def weight_of_most() -> float:
-        index_B, probability_B = priorities.sample(256, stream)
-        return priorities.weights(probability_B, 1.0)[priorities[index_B] == 4.0].amax().item()
-
-    priorities.update(torch.tensor([1, 2]), torch.tensor([1.0, 2.0]))
-    assert weight_of_most() == pytest.approx(0.25)
-    priorities.append(torch.tensor([1]))
-    assert weight_of_most() == pytest.approx(0.5)
-    priorities.remove(torch.tensor([2]))
-    assert weight_of_most() == pytest.approx(1.0)
 
 
 def test_same_generator_samples_same_rows() -> None:
@@ -231,11 +213,10 @@ def test_same_generator_samples_same_rows() -> None:
     assert not torch.equal(draws[0], filled(TWO_LEVELS).sample(100, generator(4, "draw"))[0])
 
 
-@pytest.mark.parametrize("normalize", ["batch", "buffer"])
-def test_sums_stay_exact_after_many_changes(normalize: str) -> None:
+def test_sums_stay_exact_after_many_changes() -> None:
     """Append, update and remove more than 100,000 rows with priorities of all magnitudes."""
     capacity, stream = THREE_LEVELS, generator(0, "changes")
-    priorities = Priorities(capacity, alpha=1.0, normalize=normalize)
+    priorities = Priorities(capacity, alpha=1.0)
     for turn in range(400):
         priorities.append(torch.arange(turn * 1000, turn * 1000 + 1000) % capacity)
         index_B, _ = priorities.sample(256, stream)
@@ -245,12 +226,8 @@ def test_sums_stay_exact_after_many_changes(normalize: str) -> None:
     priority = priorities[torch.arange(capacity)]
     assert torch.allclose(probability_B, priority[index_B] / priority.sum(), rtol=1e-12)
     sums = priorities.state_dict()["sums"]
-    for fresh, kept in zip(levels_of(priorities.state_dict()["priority"], total)[1:], sums, strict=True):
+    for fresh, kept in zip(levels_of(priorities.state_dict()["priority"])[1:], sums, strict=True):
         assert torch.allclose(fresh, kept, rtol=1e-13, atol=0.0)
-    if normalize == "buffer":
-        weight_B = priorities.weights(probability_B, 0.4)
-        expected_B = (priority[priority > 0].min() / priority[index_B]) ** 0.4
-        assert torch.allclose(weight_B.double(), expected_B, rtol=1e-6)
 
 
 def test_stale_blocks_stay_bounded_without_sampling() -> None:
@@ -273,9 +250,9 @@ def test_caller_may_change_index_afterwards() -> None:
     assert set(priorities.sample(10, generator(0, "draw"))[0].tolist()) == {THREE_LEVELS - 1}
 
 
-def story(capacity: int, normalize: str) -> tuple[Priorities, list[Tensor]]:
+def story(capacity: int) -> tuple[Priorities, list[Tensor]]:
     """Append, sample, update and remove rows; return samples, weights and priorities of each round."""
-    one, seen = Priorities(capacity, normalize=normalize), []
+    one, seen = Priorities(capacity), []
     stream, changes = generator(0, "draw"), generator(1, "changes")
     for turn in range(60):
         new_R = torch.randint(capacity, (30,), generator=changes).unique()
@@ -293,18 +270,17 @@ def story(capacity: int, normalize: str) -> tuple[Priorities, list[Tensor]]:
 
 
 @pytest.mark.parametrize("implementation", ["numba"], indirect=True)
-@pytest.mark.parametrize("normalize", ["batch", "buffer"])
 @pytest.mark.parametrize("capacity", [5, 1000, TWO_LEVELS, THREE_LEVELS])
-def test_numba_equals_torch_bit_for_bit(monkeypatch, capacity: int, normalize: str) -> None:
-    by_numba, found = story(capacity, normalize)
+def test_numba_equals_torch_bit_for_bit(monkeypatch, capacity: int) -> None:
+    by_numba, found = story(capacity)
     with monkeypatch.context() as patch:
         disable_numba(patch)
-        by_torch, expected = story(capacity, normalize)
+        by_torch, expected = story(capacity)
         last = by_torch.sample(64, generator(2, "draw"))
     assert len(found) == len(expected) == 4 * 60
     assert all(map(torch.equal, found, expected))
     for state in (by_torch.state_dict(), by_numba.state_dict()):  # of either implementation
-        other = Priorities(capacity, normalize=normalize)
+        other = Priorities(capacity)
         other.load_state_dict(state)
         assert all(map(torch.equal, other.sample(64, generator(2, "draw")), last))
 
@@ -335,9 +311,8 @@ def test_default_device_does_not_affect_priorities() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("normalize", ["batch", "buffer"])
-def test_beta_may_be_tensor_and_zero_probability_gives_infinite_weight(normalize: str) -> None:
-    priorities = filled(5, torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]), normalize=normalize)
+def test_beta_may_be_tensor_and_zero_probability_gives_infinite_weight() -> None:
+    priorities = filled(5, torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5]))
     _, probability_B = priorities.sample(3, generator(0, "draw"))
     assert torch.equal(priorities.weights(probability_B, torch.tensor(1.0)), priorities.weights(probability_B, 1))
     assert not priorities.weights(torch.zeros(2, dtype=torch.float64), 0.4).isfinite().any()
@@ -372,9 +347,8 @@ def test_row_out_of_range_raises_and_changes_nothing(row: int) -> None:
     assert priorities[torch.arange(5)].tolist() == [1.0] * 5
 
 
-@pytest.mark.parametrize("normalize", ["batch", "buffer"])
-def test_empty_batch_is_accepted(normalize: str) -> None:
-    priorities = filled(5, torch.ones(5), normalize=normalize)
+def test_empty_batch_is_accepted() -> None:
+    priorities = filled(5, torch.ones(5))
     index_B, probability_B = priorities.sample(0, generator(0, "draw"))
     weight_B = priorities.weights(probability_B, 0.4)
     assert weight_B.shape == (0,) and weight_B.dtype == torch.float32
@@ -400,7 +374,6 @@ def test_rows_and_errors_of_different_shapes_raise() -> None:
         {"alpha": float("nan")},
         {"epsilon": 0.0},
         {"epsilon": float("inf")},
-        {"normalize": "all"},
     ],
 )
 def test_invalid_arguments_raise_with_name(invalid: dict) -> None:
@@ -414,10 +387,10 @@ def test_state_of_other_capacity_raises() -> None:
 
 
 class TestStateOfOneLevel(StatefulContract):
-    capacity, normalize = 40, "batch"
+    capacity = 40
 
     def make(self):
-        return Priorities(self.capacity, normalize=self.normalize)
+        return Priorities(self.capacity)
 
     def step(self, priorities):
         """Leave some sums stale. Samples depend on the state only."""
@@ -432,4 +405,4 @@ class TestStateOfOneLevel(StatefulContract):
 
 
 class TestStateOfManyLevels(TestStateOfOneLevel):
-    capacity, normalize = THREE_LEVELS, "buffer"
+    capacity = THREE_LEVELS

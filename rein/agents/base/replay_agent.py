@@ -19,7 +19,6 @@ from rein.agents.base.exploration import Plateau, random_action
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.options import above_zero, at_least_one, in_unit_interval, not_below_zero, one_of, option
 from rein.networks.heads import check_bounded, count_actions
-from rein.ops.parallel import processes
 from rein.ops.values import polyak_
 from rein.replay.replay import Replay
 from rein.schedules import Schedule
@@ -39,12 +38,6 @@ class ReplayAgent(NetworkAgent):
         default=1_000, check=not_below_zero, fixed=True, help="env steps with random actions before the first update"
     )
     train_frequency: int = option(default=1, check=at_least_one, fixed=True, help="env steps per round of updates")
-    train_frequency_episodes: int | None = option(
-        default=None,
-        check=at_least_one,
-        fixed=True,
-        help="ended episodes per round of updates; replaces train_frequency",
-    )
     update_to_data: float = option(default=1.0, check=above_zero, fixed=True, help="updates per env step")
     n_step: int = option(default=1, check=at_least_one, fixed=True, help="steps of n-step returns")
     tau: float = option(
@@ -65,12 +58,6 @@ class ReplayAgent(NetworkAgent):
     priority_beta: float | Schedule = option(
         default=0.4, check=in_unit_interval, help="exponent of importance weights; a number or a schedule"
     )
-    priority_normalize: str = option(
-        default="batch",
-        check=one_of("batch", "buffer"),
-        fixed=True,
-        help='divide importance weights by the largest weight of the "batch" or of the "buffer"',
-    )
     storage: str = option(
         default="memory",
         check=one_of("memory", "memmap"),
@@ -83,16 +70,11 @@ class ReplayAgent(NetworkAgent):
 
     def build(self, generator: torch.Generator) -> None:
         """Build the replay, the networks and their learners."""
-        if self.train_frequency_episodes is not None and processes() > 1:
-            raise ValueError(
-                f"{type(self).__name__}(train_frequency_episodes={self.train_frequency_episodes}): not supported with "
-                "several processes, which would not update equally often; use train_frequency"
-            )
         self.replay = self.build_replay()
         self._followed: list[tuple[list[Tensor], list[Tensor]]] = []
         self.networks: Any = self.build_networks(generator)
         self.episode_returns = EpisodeReturns() if isinstance(self.exploration, Plateau) else None
-        self.steps_since_update = 0  # env steps, or episodes
+        self.steps_since_update = 0  # env steps
         self.updates_owed = 0.0
 
     def build_replay(self) -> Any:
@@ -102,8 +84,7 @@ class ReplayAgent(NetworkAgent):
             return Replay(self.capacity, **settings)
         from rein.replay.prioritized import PrioritizedReplay
 
-        settings |= {"alpha": self.priority_alpha, "normalize": self.priority_normalize}
-        return PrioritizedReplay(self.capacity, **settings)
+        return PrioritizedReplay(self.capacity, alpha=self.priority_alpha, **settings)
 
     @abc.abstractmethod
     def build_networks(self, generator: torch.Generator) -> nn.Module:
@@ -140,8 +121,7 @@ class ReplayAgent(NetworkAgent):
         steps = min(len(transition.reward), self.env_steps - self.learning_starts)
         if steps > 0 and (self.updates_owed or self.updates or len(self.replay)):
             self.updates_owed += steps * self.update_to_data
-            episodes = self.train_frequency_episodes is not None
-            self.steps_since_update += int((ended_N & transition.valid).sum()) if episodes else steps
+            self.steps_since_update += steps
         self.begin_episodes(ended_N | ~transition.valid)
         if self.episode_returns is not None:
             self.exploration.observe(self.episode_returns.add(transition))
@@ -171,9 +151,8 @@ class ReplayAgent(NetworkAgent):
     @property
     def due_updates(self) -> int:
         """Number of updates of the round that is due; 0 if no round is due."""
-        frequency = self.train_frequency_episodes or self.train_frequency
         updates = int(self.updates_owed + 1e-6)  # ten times 0.1 rounds to one
-        return updates if self.steps_since_update >= frequency and updates > 0 and len(self.replay) else 0
+        return updates if self.steps_since_update >= self.train_frequency and updates > 0 and len(self.replay) else 0
 
     def begin_round(self, updates: int) -> None:
         """Count a round of updates as made."""

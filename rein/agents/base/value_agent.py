@@ -122,8 +122,7 @@ class ValueAgent(EpsilonGreedy, ReplayAgent):
         settings: dict[str, Any] = {"storage": self.storage, "device": self.device}
         if not self.prioritized:
             return FrameReplay(*stacks, **settings)
-        settings |= {"alpha": self.priority_alpha, "normalize": self.priority_normalize}
-        return PrioritizedFrameReplay(*stacks, **settings)
+        return PrioritizedFrameReplay(*stacks, alpha=self.priority_alpha, **settings)
 
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
         """Return greedy or exploring actions (N,)."""
