@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from gymnasium import spaces
 
@@ -112,7 +113,7 @@ class PettingZooEnvironment(SteppedSeparately):
         action_spaces = [agent.action_space for agent in self._of_world]
         sizes: list[Any] = [space.n for space in action_spaces if isinstance(space, spaces.Discrete)]
         start = getattr(self.single_action_space, "start", 0)
-        self._ends_N = torch.tensor(sizes * self.worlds, dtype=torch.int64, device="cpu") + int(start)
+        self._ends_N = np.array(sizes * self.worlds, np.int64) + int(start)
 
     @property
     def groups(self) -> dict[str, Group]:
@@ -143,8 +144,8 @@ class PettingZooEnvironment(SteppedSeparately):
             return
         check_row_count(action, len(rows))
         chosen = [*rows]
-        wrong_R = (action.cpu() >= self._ends_N[chosen]) & torch.from_numpy(self._transport.alive[chosen])
-        for place in wrong_R.nonzero().flatten().tolist():
+        wrong_R = (action.numpy(force=True) >= self._ends_N[chosen]) & self._transport.alive[chosen]
+        for place in np.flatnonzero(wrong_R).tolist():
             row = chosen[place]
             agent = self._of_world[row % len(self._of_world)]
             space: Any = agent.action_space
