@@ -19,7 +19,7 @@ from gymnasium import spaces
 
 from rein.envs.base.contract import checked_count
 from rein.envs.gymnasium.adapter import as_json, name_of
-from rein.envs.host.block import Agent, Setup, check_row_count
+from rein.envs.host.block import Setup, WorldAgent, check_row_count
 from rein.envs.host.environment import SteppedSeparately
 from rein.envs.host.masks import check_has_mask, missing_masks
 from rein.envs.host.options import Options
@@ -134,7 +134,7 @@ class PettingZooEnvironment(SteppedSeparately):
         return found
 
     @property
-    def _of_world(self) -> Sequence[Agent]:
+    def _of_world(self) -> Sequence[WorldAgent]:
         return self._transport.about.agents or ()
 
     def _check_action(self, action: Tree, rows: Sequence[int]) -> None:
@@ -194,7 +194,7 @@ class _World:
             mask_space = spaces.MultiBinary(len(self._size_masks[0]))
             self.observation_space = folded_space(self.observation_space, mask_space)
         self._is_padded = [space != self.observation_space for space in self._unpadded_spaces]
-        self.agents = [Agent(*of) for of in zip(names, self._observation_spaces, self._action_spaces, strict=True)]
+        self.agents = [WorldAgent(*of) for of in zip(names, self._observation_spaces, self._action_spaces, strict=True)]
         self._here: Sequence[int] = ()  # agents that took part in the last step
         self._flags = self._no_flags()  # terminated and truncated of the last step, which `Block` checks
         self._rows: list[Any] = [None] * len(names)  # last observation of each agent

@@ -168,11 +168,6 @@ def is_small_image(space: spaces.Space[Any]) -> bool:
     return bool(channels) and bool((space.low == 0).all() and (space.high == 255).all())
 
 
-def has_small_images(space: spaces.Space[Any]) -> bool:
-    """Return whether a space is a small image, or a Dict or Tuple that contains one."""
-    return any(is_small_image(part) for _, part in tensors_of(space))
-
-
 def is_image(space: spaces.Space[Any]) -> bool:
     """Return whether a space is a Box that `Convolution` treats as an image, and not too small."""
     layout = image_layout(space)

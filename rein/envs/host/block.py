@@ -67,7 +67,7 @@ class Setup:
         return "world" if self.worlds else "environment"
 
 
-class Agent(NamedTuple):
+class WorldAgent(NamedTuple):
     """Agent of a world, with its own spaces."""
 
     name: Any
@@ -84,7 +84,7 @@ class About:
     render_mode: str | None
     render_fps: float | None
     identities: list[int]
-    agents: Sequence[Agent] | None = None  # of a world
+    agents: Sequence[WorldAgent] | None = None  # of a world
 
     @property
     def rows(self) -> int:
@@ -415,7 +415,7 @@ class _RowName:
     """Name of a row of a world in messages, with its agent, episode seed and step."""
 
     def __init__(
-        self, row: int, numbers: range, agents: Sequence[Agent], seeds: HostEpisodeSeeds, history: ActionHistory
+        self, row: int, numbers: range, agents: Sequence[WorldAgent], seeds: HostEpisodeSeeds, history: ActionHistory
     ) -> None:
         self._row, self._numbers, self._agents, self._seeds, self._history = row, numbers, agents, seeds, history
 

@@ -186,10 +186,11 @@ class HostEnvironment:
     def render(self, index: int = 0) -> Any:
         """Return an RGB frame of the environment or world of one row.
 
-        Raises ValueError unless built with `render_mode="rgb_array"`.
+        Raises ValueError if there is none. Environments, but not worlds, must declare `render_mode="rgb_array"`.
         """
         self._check_usable("render")
-        frame = self._frame(range(self.num_envs)[index] // self._agents)
+        renders = self.render_mode == "rgb_array" or self._setup.worlds
+        frame = self._transport.render(range(self.num_envs)[index] // self._agents) if renders else None
         if frame is None:
             raise ValueError(
                 f"{self._setup.name}: built with render_mode={self.render_mode!r}; give render_mode='rgb_array'"
@@ -234,10 +235,6 @@ class HostEnvironment:
         if self._transport.has_unused_masks:
             warn_of_mask(self._setup.name)
         return observation
-
-    def _frame(self, index: int) -> Any:
-        renders = self.render_mode == "rgb_array" or self._setup.worlds  # worlds need not declare a mode
-        return self._transport.render(index) if renders else None
 
     def _check_usable(self, method: str) -> None:
         """Raise RuntimeError if the environment is closed, its workers were ended, or steps were not received."""
