@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ CLASSES = {  # examples of a custom algorithm and a custom environment
     "custom algorithm with a replay": ("examples/own_replay.py",),
     "custom environment": ("examples/own_environment.py",),
 }
+
+UNCLEAR = {"found", "known", "given", "mine", "kept", "settle", "go_on", "lacking", "look_at"}  # names that do not tell what they hold
 
 parse = functools.cache(ast.parse)  # several measures and tests read every module
 
@@ -154,6 +156,17 @@ def declarations(modules: dict[str, str]) -> collections.Counter[str]:
     return found
 
 
+def bound_names(tree: ast.Module) -> Iterator[str]:
+    """Return each name that a module binds: variables, parameters, attributes, functions and classes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, DOCUMENTED) and not isinstance(node, ast.Module):
+            yield node.name
+
+
 def measure(root: Path) -> dict[str, str]:
     """Return each measure of a checkout."""
     modules = sources(root)
@@ -180,6 +193,9 @@ def measure(root: Path) -> dict[str, str]:
         "executed by a checkpoint, files / lines": size(executed_by(CHECKPOINT, root)),
         "import lines in the first script": str(len(imports)),
         "modules imported by one other module": str(len(once)),
+        "unclear names": str(
+            sum(name.strip("_") in UNCLEAR for source in modules.values() for name in bound_names(parse(source)))
+        ),
         "declarations of gamma / clip / tau": " / ".join(str(options[name]) for name in ("gamma", "clip", "tau")),
     }
     for description, examples in CLASSES.items():
