@@ -13,10 +13,18 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.contract import check_action, check_rows_of, checked_num_envs, representation, restored
-from rein.envs.base.drawing import GREEN, WHITE, Frame, board
+from rein.envs.base.contract import (
+    CLOSED,
+    check_action,
+    check_begun,
+    check_open,
+    check_rows_of,
+    checked_num_envs,
+    representation,
+    restored,
+)
+from rein.envs.base.frames import GREEN, WHITE, Frame, board
 from rein.envs.base.seeding import EpisodeSeeds
-from rein.envs.base.step_checks import CLOSED, check_begun, check_open
 from rein.errors import check_keywords, explain
 from rein.ops.random import integers
 from rein.ops.trees import checked_device

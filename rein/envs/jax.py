@@ -17,13 +17,11 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.contract import check_action, checked_num_envs, representation
-from rein.envs.base.groups import ObservationGroups
+from rein.envs.base.contract import CLOSED, check_action, check_begun, check_open, checked_num_envs, representation
 from rein.envs.base.seeding import EpisodeSeeds
-from rein.envs.base.step_checks import CLOSED, check_begun, check_open
 from rein.errors import explain
 from rein.ops.trees import map_tree
-from rein.spaces.conversion import dtypes_of, gymnasium_space
+from rein.spaces.conversion import ObservationGroups, dtypes_of, gymnasium_space
 from rein.types import TimeStep, Tree
 
 

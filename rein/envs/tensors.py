@@ -15,14 +15,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.contract import check_action, representation
-from rein.envs.base.groups import ObservationGroups
+from rein.envs.base.contract import CLOSED, check_action, check_begun, check_open, ends_episodes, representation
 from rein.envs.base.seeding import UNKNOWN
-from rein.envs.base.step_checks import CLOSED, check_begun, check_open, ends_episodes
 from rein.errors import EnvironmentContractError, explain
 from rein.ops.random import checked_seed, stream_seed
 from rein.ops.trees import leaves, map_tree
-from rein.spaces.conversion import dtypes_of, gymnasium_space
+from rein.spaces.conversion import ObservationGroups, dtypes_of, gymnasium_space
 from rein.types import TimeStep, Tree
 
 FinalObservation = Literal["step", "info", "previous"]

@@ -16,8 +16,7 @@ from typing import Any
 import attrs
 
 from rein.loop.checks import check_function
-from rein.loop.clocks import CLOCKS
-from rein.loop.state import State
+from rein.loop.state import CLOCKS, State
 
 UNITS = ("iteration", *CLOCKS)
 

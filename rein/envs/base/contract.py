@@ -1,4 +1,4 @@
-"""Contract checks of actions, observations and time steps.
+"""Contract checks of actions, observations and time steps, and whether an environment can be reset or stepped.
 
 `check_time_step` reads every value and is meant to run once. `check_rows` checks only shapes and dtypes, and can run at
 every step.
@@ -11,15 +11,15 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.errors import EnvironmentContractError
+from rein.errors import EnvironmentContractError, text_of
 from rein.ops.trees import leaves
 from rein.spaces import children, tensors_of
 from rein.spaces.conversion import layout, tensor_dtype
@@ -27,8 +27,12 @@ from rein.types import TimeStep, Transition, Tree
 
 logger = logging.getLogger("rein")
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
 # steps from one check of Boxes to the next: a prime, so that checks reach all steps of episodes of most equal lengths
 _BOX_STEPS = 17
+
+CLOSED = "closed"  # value of `_ended` of an environment
 
 
 def checked_num_envs(num_envs: Any, who: str = "") -> int:
@@ -343,3 +347,35 @@ def representation(environment: Any, *options: str, inner: Any = None) -> str:
         if inner is None or space != getattr(inner, f"single_{name}")
     ]
     return f"{type(environment).__name__}({', '.join([*options, *shown])})"
+
+
+def ends_episodes(method: _Method) -> _Method:
+    """Decorator of a method that steps or resets environments one by one: after an exception, `reset` must be called.
+
+    Some of the environments may have been stepped, and would be stepped twice. The attribute `_ended` of the object
+    becomes the text of the exception.
+    """
+
+    @functools.wraps(method)
+    def guarded(self: Any, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except BaseException as error:  # raised again
+            self._ended = text_of(error)
+            raise
+
+    return cast(Any, guarded)  # type checkers see the method
+
+
+def check_open(name: str, method: str, ended: str | None) -> None:
+    """Raise RuntimeError if an environment is closed. `ended` is its attribute, see `ends_episodes`."""
+    if ended is CLOSED:
+        raise RuntimeError(f"{name}: the environment is closed, so {method}() cannot be called; build a new one")
+
+
+def check_begun(name: str, method: str, begun: bool, ended: str | None) -> None:
+    """Raise RuntimeError if an environment cannot be stepped. `ended` is its attribute, see `ends_episodes`."""
+    check_open(name, method, ended)
+    if not begun or ended is not None:
+        reason = "" if ended is None else f"; its episodes ended with an error ({ended})"
+        raise RuntimeError(f"{name}: call reset() before {method}(){reason}")

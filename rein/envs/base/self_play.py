@@ -11,11 +11,19 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from rein.envs.base.contract import check_action, checked_num_envs, representation, restored
+from rein.envs.base.contract import (
+    CLOSED,
+    check_action,
+    check_begun,
+    check_open,
+    checked_num_envs,
+    ends_episodes,
+    representation,
+    restored,
+)
 from rein.envs.base.games import Game
 from rein.envs.base.seeding import EpisodeSeeds
-from rein.envs.base.step_checks import CLOSED, check_begun, check_open, ends_episodes
-from rein.envs.pettingzoo_game import PettingZooGame
+from rein.envs.pettingzoo import PettingZooGame
 from rein.errors import EnvironmentContractError
 from rein.ops.random import integers, uniform
 from rein.ops.trees import checked_device, map_tree

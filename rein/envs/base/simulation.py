@@ -17,10 +17,18 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.accelerators import find
-from rein.envs.base.contract import check_action, check_rows_of, checked_num_envs, representation, restored
-from rein.envs.base.drawing import Frame
+from rein.envs.base.contract import (
+    CLOSED,
+    check_action,
+    check_begun,
+    check_open,
+    check_rows_of,
+    checked_num_envs,
+    representation,
+    restored,
+)
+from rein.envs.base.frames import Frame
 from rein.envs.base.seeding import EpisodeSeeds
-from rein.envs.base.step_checks import CLOSED, check_begun, check_open
 from rein.errors import EnvironmentContractError, check_keywords, explain
 from rein.ops.random import uniform
 from rein.ops.trees import checked_device, map_tree

@@ -19,10 +19,9 @@ from gymnasium.vector import AutoresetMode
 
 from rein.envs.base.contract import checked_count, checked_num_envs
 from rein.envs.host.block import Setup
-from rein.envs.host.environment import SteppedSeparately
-from rein.envs.host.masks import with_mask
-from rein.envs.host.results import missing_values
-from rein.envs.host.supervision import workers_of
+from rein.envs.host.host_environment import SteppedSeparately
+from rein.envs.host.pool import workers_of
+from rein.envs.host.results import missing_values, with_mask
 from rein.errors import hints
 
 Source = str | EnvSpec | Callable[..., gymnasium.Env[Any, Any]]

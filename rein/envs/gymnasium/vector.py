@@ -22,15 +22,13 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TransformObservation
 from torch import Tensor
 
-from rein.envs.base.contract import checked_num_envs
+from rein.envs.base.contract import checked_num_envs, ends_episodes
 from rein.envs.base.seeding import UNKNOWN, HostEpisodeSeeds
-from rein.envs.base.step_checks import ends_episodes
 from rein.envs.gymnasium.adapter import as_json, make, name_of
 from rein.envs.host.block import About, Setup
-from rein.envs.host.environment import HostEnvironment
-from rein.envs.host.masks import BatchedMasks, check_has_mask, missing_masks
-from rein.envs.host.options import Options, ResetOptions, as_keywords
-from rein.envs.host.results import RESET, STEP, check_parts, missing_values
+from rein.envs.host.episode_inputs import Options, ResetOptions, as_keywords
+from rein.envs.host.host_environment import HostEnvironment
+from rein.envs.host.results import RESET, STEP, BatchedMasks, check_has_mask, check_parts, missing_masks, missing_values
 from rein.errors import EnvironmentContractError
 from rein.ops.trees import map_tree
 from rein.spaces import ACTION_MASK, entry

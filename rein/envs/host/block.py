@@ -18,11 +18,9 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from rein.envs.base.contract import restored
+from rein.envs.base.contract import ends_episodes, restored
 from rein.envs.base.seeding import HostEpisodeSeeds
-from rein.envs.base.step_checks import ends_episodes
-from rein.envs.host.history import ActionHistory, put_actions, zeros
-from rein.envs.host.options import ResetOptions, as_keywords
+from rein.envs.host.episode_inputs import ActionHistory, ResetOptions, as_keywords, put_actions, zeros
 from rein.envs.host.results import RESET, STEP, check_parts, ended_flags, rewards_of, wanted_infos
 from rein.errors import EnvironmentContractError
 from rein.ops.trees import leaves, map_tree

@@ -15,8 +15,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.drawing import GREEN, RED, WHITE, Frame, board
-from rein.envs.probes.base import Probe
+from rein.envs.base.frames import GREEN, RED, WHITE, Frame, board
+from rein.envs.probes.probe import Probe
 
 END, PRIZE, COST, STRIDE = 5.0, 10.0, 0.1, 2.0
 

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.wrappers.base import Wrapper
+from rein.envs.wrappers.wrapper import Wrapper
 from rein.networks.heads import width
 from rein.protocols import Environment
 from rein.types import TimeStep

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.contract import restored
-from rein.envs.wrappers.base import Wrapper, may_hold, where_inside, where_rows
+from rein.envs.wrappers.wrapper import Wrapper, may_hold, where_inside, where_rows
 from rein.networks.encoder import Flatten
 from rein.ops.trees import map_tree
 from rein.protocols import Environment

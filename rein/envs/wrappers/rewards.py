@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.envs.wrappers.base import Wrapper
+from rein.envs.wrappers.wrapper import Wrapper
 from rein.protocols import Environment
 from rein.types import TimeStep, Tree
 

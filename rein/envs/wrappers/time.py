@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rein.envs.base.contract import restored
-from rein.envs.wrappers.base import Wrapper, may_hold, require, where_inside, where_rows
+from rein.envs.wrappers.wrapper import Wrapper, may_hold, require, where_inside, where_rows
 from rein.protocols import Environment
 from rein.types import TimeStep, Tree
 

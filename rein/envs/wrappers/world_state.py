@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.contract import agents_per_world, restored
-from rein.envs.wrappers.base import Wrapper, where_inside
+from rein.envs.wrappers.wrapper import Wrapper, where_inside
 from rein.networks.encoder import Flatten
 from rein.protocols import Environment
 from rein.spaces import CRITIC_OBSERVATION, visible, visible_space

@@ -29,7 +29,7 @@ from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import AgentProtocol, Environment, Policy, missing_names
 from rein.spaces import mask_of
 from rein.spaces.conversion import Codec
-from rein.testing.environment import valid_actions
+from rein.testing.environment_contract import valid_actions
 from rein.testing.stateful import StatefulContract, copy_state, first_difference
 from rein.types import Transition
 

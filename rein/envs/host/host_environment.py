@@ -15,14 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rein.envs.base.contract import check_action, check_observation, check_rows_of, representation, restored
+from rein.envs.base.contract import (
+    CLOSED,
+    check_action,
+    check_begun,
+    check_observation,
+    check_open,
+    check_rows_of,
+    representation,
+    restored,
+)
 from rein.envs.base.seeding import HostEpisodeSeeds
-from rein.envs.base.step_checks import CLOSED, check_begun, check_open
 from rein.envs.host.block import About, Block, Setup, check_row_count, rows_of, with_rows
-from rein.envs.host.masks import warn_of_mask
-from rein.envs.host.options import Options, ResetOptions
-from rein.envs.host.pool import Pool
-from rein.envs.host.supervision import Workers
+from rein.envs.host.episode_inputs import Options, ResetOptions
+from rein.envs.host.pool import Pool, Workers
+from rein.envs.host.results import warn_of_mask
 from rein.errors import explain
 from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree

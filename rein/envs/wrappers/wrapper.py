@@ -18,7 +18,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.contract import representation
-from rein.envs.host.options import Options
+from rein.envs.host.episode_inputs import Options
 from rein.ops.trees import map_tree
 from rein.types import Group, TimeStep, Tree
 
