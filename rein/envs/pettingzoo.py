@@ -131,13 +131,15 @@ class PettingZooEnvironment(SteppedSeparately):
         for number, agent in enumerate(self._of_world):
             members.setdefault(re.sub(r"[_-]?\d+$", "", str(agent.name)) or "agent", []).append(number)
         first_W1 = torch.arange(0, self.num_envs, len(self._of_world), device="cpu")[:, None]
-        found = {}
+        groups = {}
         for name, numbers in members.items():
             row_R = (first_W1 + torch.tensor(numbers, dtype=torch.int64, device="cpu")).flatten()
             first, *others = (self._of_world[number][1:] for number in numbers)
             alike = all(other == first for other in others)
-            found[name] = Group(row_R, *(first if alike else (self.single_observation_space, self.single_action_space)))
-        return found
+            groups[name] = Group(
+                row_R, *(first if alike else (self.single_observation_space, self.single_action_space))
+            )
+        return groups
 
     @property
     def _of_world(self) -> Sequence[WorldAgent]:
@@ -223,8 +225,8 @@ class _World:
     def step(self, actions: Sequence[Any]) -> tuple[list[Any], ...]:
         """Step with the actions of all agents, of which those that have left have no effect."""
         here = [agent for agent in self._here if not any(flags[agent] for flags in self._flags)]
-        given = {self._names[agent]: self._of_agent(agent, actions[agent]) for agent in here}
-        observations, *parts, infos = self._parts("step", self.unwrapped.step(given), STEP)
+        taken = {self._names[agent]: self._of_agent(agent, actions[agent]) for agent in here}
+        observations, *parts, infos = self._parts("step", self.unwrapped.step(taken), STEP)
         results = [[0.0] * len(self._names), *self._no_flags()]
         self._flags = results[1:]
         self._here = here

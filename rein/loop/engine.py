@@ -73,7 +73,7 @@ def _finish_postponed(loop: Loop) -> None:
         return
     postponed, state._postponed = state._postponed, None
     try:
-        loop.events[postponed["event"]].go_on(postponed["handler"], state, wired=False)
+        loop.events[postponed["event"]].finish(postponed["handler"], state, wired=False)
     except Postponed as again:
         _postpone(state, again)
 
@@ -211,7 +211,7 @@ def _end_epoch(loop: Loop, ending: Event) -> None:
             if postponed is None:
                 event.fire(state)
             elif postponed["event"] == event.name:
-                event.go_on(postponed["handler"], state, wired=True)
+                event.finish(postponed["handler"], state, wired=True)
                 postponed = None
         metrics = loop.metrics.freeze()
     except Postponed as cut:

@@ -146,10 +146,10 @@ class Event:
 
     def detach(self, function: Handle | Handler) -> None:
         """Detach a handle, or all attachments of a function. Raises ValueError if it is not attached."""
-        found = [h for h in self._handles if h is function or same(h.function, function)]
-        if not found:
+        handles = [h for h in self._handles if h is function or same(h.function, function)]
+        if not handles:
             raise ValueError(f"{self.name}: {name_of(function)} is not attached")
-        for handle in found:
+        for handle in handles:
             handle.detach()
 
     def wire(self, function: F, *, last: bool = False) -> F:
@@ -231,7 +231,7 @@ class Event:
         """Call everything; used if a handler is filtered or if something runs after the handlers."""
         self._call(self._gated, state)
 
-    def go_on(self, key: str, state: State, *, wired: bool) -> None:
+    def finish(self, key: str, state: State, *, wired: bool) -> None:
         """Finish a postponed firing: call the handler with this key and those after it.
 
         The firing is not counted again. With `wired`, the wiring is called again as well.

@@ -56,24 +56,24 @@ class Filter:
         return int(self.every or 0) if simple and all(value is NOT_GIVEN for value in rest) else 0
 
     def __str__(self) -> str:
-        given = [(name, getattr(self, name)) for name in ("every", "once", "before", "after", "when", "unit")]
+        conditions = [(name, getattr(self, name)) for name in ("every", "once", "before", "after", "when", "unit")]
         absent = {"when": None, "unit": None}
-        parts = [f"{name}={value!r}" for name, value in given if value is not absent.get(name, NOT_GIVEN)]
+        parts = [f"{name}={value!r}" for name, value in conditions if value is not absent.get(name, NOT_GIVEN)]
         return f"{self.event}({', '.join(parts)})"
 
 
-def make_filter(event: str, **given: Any) -> Filter | None:
+def make_filter(event: str, **conditions: Any) -> Filter | None:
     """Check the arguments of `loop.<event>(...)`. Returns None without filters. Raises TypeError or ValueError."""
-    known = ("every", "once", "before", "after", "when", "unit")
-    for name in given:
-        if name not in known:
-            raise TypeError(f"{event}({name}=...): unknown filter; the filters are {', '.join(known)}")
-    filter = Filter(event, **given)
+    names = ("every", "once", "before", "after", "when", "unit")
+    for name in conditions:
+        if name not in names:
+            raise TypeError(f"{event}({name}=...): unknown filter; the filters are {', '.join(names)}")
+    filter = Filter(event, **conditions)
     if filter.unit is not None and filter.unit not in UNITS:
         raise ValueError(f"{filter}: unknown unit {filter.unit!r}; the units are {', '.join(UNITS)}")
     if filter.when is not None:
         check_function(str(filter), "predicate", filter.when)
-    counts = {name: _checked(filter, name) for name in ("every", "once", "before", "after") if name in given}
+    counts = {name: _checked(filter, name) for name in ("every", "once", "before", "after") if name in conditions}
     if filter.unit is not None and not counts:
         raise ValueError(f"{filter}: `unit` needs one of every, once, before and after")
     return attrs.evolve(filter, **counts) if counts or filter.when is not None else None

@@ -42,9 +42,9 @@ def version_of(package: str) -> str:
 
     Installed metadata is read only for modules without `__version__`. Returns "unknown" if there is none.
     """
-    found = vars(sys.modules[package]).get("__version__") if package in sys.modules else None
+    version = vars(sys.modules[package]).get("__version__") if package in sys.modules else None
     try:
-        return importlib.metadata.version(package) if found is None else str(found)
+        return importlib.metadata.version(package) if version is None else str(version)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
 

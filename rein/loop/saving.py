@@ -216,8 +216,8 @@ def save_gradients(parts: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
 
 def load_gradients(parts: Mapping[str, Any], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Set the saved gradients and clear all others. Raises ValueError for an unknown parameter."""
-    found = {name: dict(_parameters(part)) for name, part in parts.items()}
-    for name, parameters in found.items():
+    parameters_of = {name: dict(_parameters(part)) for name, part in parts.items()}
+    for name, parameters in parameters_of.items():
         if unknown := sorted(saved.get(name, {}).keys() - parameters.keys()):
             raise ValueError(
                 f"the state has gradients of {', '.join(unknown)} of the part {name!r}, which has no such parameters: "
@@ -227,7 +227,7 @@ def load_gradients(parts: Mapping[str, Any], saved: Mapping[str, Mapping[str, Te
             parameter.grad = None
     for name, gradients in saved.items():
         for path, gradient in gradients.items():
-            parameter = found[name][path]
+            parameter = parameters_of[name][path]
             parameter.grad = gradient.to(parameter.device, parameter.dtype, copy=True)
 
 
@@ -271,14 +271,14 @@ def _join(path: str, name: Any) -> str:
 
 def attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an object from its dictionary and its slots, without calling properties."""
-    found = dict(getattr(value, "__dict__", {}))
+    values = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         for name in getattr(kind, "__slots__", ()) if not isinstance(getattr(kind, "__slots__", ()), str) else ():
             try:
-                found[name] = object.__getattribute__(value, name)
+                values[name] = object.__getattribute__(value, name)
             except (AttributeError, TypeError):  # not set, or copied from another class, as in arrays of JAX
                 continue
-    return found
+    return values
 
 
 _MOST_OF_PARTS = 100_000  # objects visited inside all parts; larger parts are data
@@ -296,11 +296,11 @@ def unowned(loop: Loop) -> list[str]:
     functions += [(f"a handler of {e.name}", f) for e in loop.events.values() for f in (*e.wiring, *e.handlers)]
     used = [(where, name, value, _seeds(f)) for where, f in functions for name, value in _used(f)]
     owned |= {id(value) for *_, value, seeds in used if seeds and isinstance(value, torch.Generator)}
-    found: dict[int, str] = {}
+    lines: dict[int, str] = {}
     for where, name, value, _ in used:
         if id(value) not in owned and _has_state(value):
-            found.setdefault(id(value), f"{type(value).__qualname__} {name!r} in {where}")
-    return list(found.values())
+            lines.setdefault(id(value), f"{type(value).__qualname__} {name!r} in {where}")
+    return list(lines.values())
 
 
 def _seeds(function: Any) -> bool:

@@ -225,8 +225,8 @@ class State:
     @property
     def reason(self) -> str | None:
         """Why the run ends: the first reason given for the strongest halt, or None."""
-        given = {halt: reason for halt, reason in tuple(self._halts.items()) if reason is not None}
-        return given[max(given)] if given else None
+        reasons = {halt: reason for halt, reason in tuple(self._halts.items()) if reason is not None}
+        return reasons[max(reasons)] if reasons else None
 
     halts = property(
         lambda self: frozenset(self._halts), doc="Requested halts: `HALT_EPOCH`, `HALT_LOOP` and `INTERRUPT`."

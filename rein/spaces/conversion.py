@@ -18,7 +18,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.errors import EnvironmentContractError
-from rein.spaces import CRITIC_OBSERVATION, children
+from rein.spaces import CRITIC_OBSERVATION, children, map_space
 from rein.types import Tree
 
 _NARROWED = {"float64": "float32", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
@@ -58,8 +58,7 @@ def tensor_dtype(space: spaces.Space[Any]) -> torch.dtype:
 
 def dtypes_of(space: spaces.Space[Any]) -> Any:
     """Return the dtype of the tensor of a space, or a dictionary of dtypes for a Dict or Tuple."""
-    inner = children(space)
-    return tensor_dtype(space) if inner is None else {key: dtypes_of(part) for key, part in inner.items()}
+    return map_space(tensor_dtype, space)
 
 
 def gymnasium_space(space: Any) -> spaces.Space[Any]:

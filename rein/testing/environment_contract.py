@@ -91,14 +91,14 @@ class EnvironmentContract:
 
     def test_returned_tensors_never_change(self) -> None:
         """Every step returns new tensors."""
-        environment, kept, copies = self._make(self.num_envs, _SEED), [], []
-        kept.append(environment.reset())
-        copies.append(copy_state(kept[0]))
+        environment, returned, copies = self._make(self.num_envs, _SEED), [], []
+        returned.append(environment.reset())
+        copies.append(copy_state(returned[0]))
         for action in self._actions(environment):
-            kept += [environment.apply_action(action), environment.episode_seeds]
-            copies += [copy_state(item) for item in kept[-2:]]
+            returned += [environment.apply_action(action), environment.episode_seeds]
+            copies += [copy_state(item) for item in returned[-2:]]
         environment.reset()
-        difference = first_difference(copies, kept)
+        difference = first_difference(copies, returned)
         assert difference is None, f"a returned tensor changed later: {difference}; return new tensors"
 
     def test_apply_action_does_not_change_action(self) -> None:
@@ -115,8 +115,8 @@ class EnvironmentContract:
         environment = self._make(self.num_envs, _SEED)
         rollout, ends = self._rollout(environment), _Ends(environment)
         for (before_N, after_N), time_step in zip(pairwise(rollout.seeds), rollout.time_steps, strict=True):
-            over_N, known = ends.after(time_step), bool((after_N >= 0).any())
-            assert not known or torch.equal((before_N != after_N).cpu(), over_N), (
+            over_N, is_known = ends.after(time_step), bool((after_N >= 0).any())
+            assert not is_known or torch.equal((before_N != after_N).cpu(), over_N), (
                 "a seed changed without the end of an episode, or the opposite"
             )
 
@@ -450,8 +450,8 @@ def check_environment(make: Callable[[int, int | None], Any], *, num_envs: int =
 def _check_seeds(environment: Any, count_N: Tensor) -> None:
     index_N = _Ends(environment).index
     got_N, expected_N = environment.episode_seeds.cpu(), episode_seeds(_SEED, index_N, count_N)
-    known = environment.replayable or not (got_N == -1).all()
-    assert not known or torch.equal(got_N, expected_N), f"episode_seeds {got_N}, expected {expected_N}"
+    is_known = environment.replayable or not (got_N == -1).all()
+    assert not is_known or torch.equal(got_N, expected_N), f"episode_seeds {got_N}, expected {expected_N}"
 
 
 _REFUSALS = (ReinError, RuntimeError, ValueError)

@@ -9,6 +9,7 @@ Shapes: N environments, O one observation, A one action.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import operator
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.errors import EnvironmentContractError, text_of
-from rein.ops.trees import leaves
+from rein.ops.trees import leaves, map_tree
 from rein.spaces import children, tensors_of
 from rein.spaces.conversion import layout, tensor_dtype
 from rein.types import TimeStep, Transition, Tree
@@ -32,6 +33,8 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 # steps from one check of Boxes to the next: a prime, so that checks reach all steps of episodes of most equal lengths
 _BOX_STEPS = 17
 
+_COLUMNS = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool, "valid": torch.bool}
+
 CLOSED = "closed"  # value of `_ended` of an environment
 
 
@@ -40,21 +43,21 @@ def checked_num_envs(num_envs: Any, who: str = "") -> int:
 
     Raises TypeError if it is not an integer and ValueError if it is less than 1.
     """
-    given = f"num_envs={num_envs!r}"
-    return checked_count(f"{who}({given})" if who else given, num_envs)
+    argument = f"num_envs={num_envs!r}"
+    return checked_count(f"{who}({argument})" if who else argument, num_envs)
 
 
-def checked_count(given: str, value: Any) -> int:
-    """Return `value` as an int; errors begin with `given`.
+def checked_count(argument: str, value: Any) -> int:
+    """Return `value` as an int; errors begin with `argument`.
 
     Raises TypeError if it is not an integer and ValueError if it is less than 1.
     """
     try:
         count = operator.index(value)
     except TypeError:
-        raise TypeError(f"{given}: give an integer, 1 or more") from None
+        raise TypeError(f"{argument}: give an integer, 1 or more") from None
     if count < 1:
-        raise ValueError(f"{given}: give 1 or more")
+        raise ValueError(f"{argument}: give 1 or more")
     return count
 
 
@@ -69,12 +72,7 @@ def check_rows(time_step: TimeStep, num_envs: int) -> None:
 
     Raises EnvironmentContractError.
     """
-    if time_step.reward.shape != (num_envs,) or time_step.reward.dtype is not torch.float32:
-        _fail("reward", f"float32 of shape ({num_envs},)", time_step.reward)
-    for name in ("terminated", "truncated", "valid"):
-        flag_N = getattr(time_step, name)
-        if flag_N.shape != (num_envs,) or flag_N.dtype is not torch.bool:
-            _fail(name, f"bool of shape ({num_envs},)", flag_N)
+    _check_columns(time_step, num_envs)
     for name in ("observation", "final_observation"):
         value = getattr(time_step, name)
         for path, leaf in ((name, value),) if isinstance(value, Tensor) else leaves(value, name):
@@ -82,10 +80,10 @@ def check_rows(time_step: TimeStep, num_envs: int) -> None:
                 _fail(path, f"a tensor of {num_envs} rows", leaf)
 
 
-def check_rows_of(method: str, given_N: Any, num_envs: int, dtype: torch.dtype) -> None:
+def check_rows_of(method: str, value_N: Any, num_envs: int, dtype: torch.dtype) -> None:
     """Check that the seeds or the mask passed to `method` have the shape (N,) and the dtype. Raises ValueError."""
-    if not isinstance(given_N, Tensor) or given_N.shape != (num_envs,) or given_N.dtype is not dtype:
-        raise ValueError(f"{method}: expected {dtype} of shape ({num_envs},), got {_describe(given_N)}")
+    if not isinstance(value_N, Tensor) or value_N.shape != (num_envs,) or value_N.dtype is not dtype:
+        raise ValueError(f"{method}: expected {dtype} of shape ({num_envs},), got {_describe(value_N)}")
 
 
 def check_transition(transition: Transition | None, num_envs: int) -> None:
@@ -94,11 +92,14 @@ def check_transition(transition: Transition | None, num_envs: int) -> None:
         raise EnvironmentContractError(
             f"step_state.transition: expected a rein.Transition, got {_describe(transition)}"
         )
-    wanted = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool, "valid": torch.bool}
-    for name, dtype in wanted.items():
-        value_N = getattr(transition, name)
+    _check_columns(transition, num_envs, "step_state.transition.")
+
+
+def _check_columns(record: TimeStep | Transition, num_envs: int, prefix: str = "") -> None:
+    for name, dtype in _COLUMNS.items():
+        value_N = getattr(record, name)
         if not isinstance(value_N, Tensor) or value_N.shape != (num_envs,) or value_N.dtype is not dtype:
-            _fail(f"step_state.transition.{name}", f"{dtype} of shape ({num_envs},)", value_N)
+            _fail(f"{prefix}{name}", f"{dtype} of shape ({num_envs},)", value_N)
 
 
 def check_time_step(
@@ -111,18 +112,14 @@ def check_time_step(
     """
     if not isinstance(time_step, TimeStep):
         raise EnvironmentContractError(f"apply_action: expected a rein.TimeStep, got {_describe(time_step)}")
-    for name in ("reward", "terminated", "truncated", "valid"):
-        if not isinstance(getattr(time_step, name), Tensor):
-            _fail(name, "a tensor", getattr(time_step, name))
     check_rows(time_step, num_envs)
-    rows = len(time_step.reward)
-    check_observation(time_step.observation, rows, observation_space, finite=finite)
-    check_observation(time_step.final_observation, rows, observation_space, "final_observation", finite=finite)
+    check_observation(time_step.observation, num_envs, observation_space, finite=finite)
+    check_observation(time_step.final_observation, num_envs, observation_space, "final_observation", finite=finite)
     if finite:
         _check_values("reward", time_step.reward, time_step.reward.isfinite(), "a finite number")
     for path, value in leaves(time_step.info, "info"):
-        if not isinstance(value, Tensor) or value.shape[:1] != (rows,):
-            _fail(path, f"a tensor of {rows} rows", value)
+        if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
+            _fail(path, f"a tensor of {num_envs} rows", value)
     ended_N = time_step.terminated | time_step.truncated
     for (path, final), (_, next_) in zip(
         leaves(time_step.final_observation, "final_observation"), leaves(time_step.observation), strict=True
@@ -186,7 +183,7 @@ def check_range(value: Tree, space: spaces.Space[Any], field: str = "observation
             array = leaf.numpy()
             if array.shape[1:] == part.low.shape and ((array < part.low) | (array > part.high)).any():
                 _warn_outside(array, part, ".".join((field, *part.path)))
-                _known[id(space)] = space, [other for other in parts if other is not part]  # warn once
+                _bounded_parts[id(space)] = space, [other for other in parts if other is not part]  # warn once
             continue
         lowest, highest = torch.aminmax(leaf)
         if int(lowest) < part.low or int(highest) > part.high:  # bounds may differ by element
@@ -202,25 +199,25 @@ class _Bounded(NamedTuple):
     high: Any
 
 
-_known: dict[int, tuple[spaces.Space[Any], list[_Bounded]]] = {}  # by id: spaces are not hashable
+_bounded_parts: dict[int, tuple[spaces.Space[Any], list[_Bounded]]] = {}  # by id: spaces are not hashable
 
 
 def _bounded(space: spaces.Space[Any]) -> list[_Bounded]:
     """Return the tensors of a space whose values can be out of range, from a cache."""
-    known = _known.get(id(space))
-    if known is None:
-        if len(_known) >= 64:
-            _known.clear()
-        found = []
+    bounded = _bounded_parts.get(id(space))
+    if bounded is None:
+        if len(_bounded_parts) >= 64:
+            _bounded_parts.clear()
+        parts = []
         for path, part in tensors_of(space):
             if not isinstance(part, spaces.Box):
                 low, high = _range(part)
-                found.append(_Bounded(path, part, int(np.max(low)), int(np.min(high)) - 1))
+                parts.append(_Bounded(path, part, int(np.max(low)), int(np.min(high)) - 1))
             elif not _is_full(part):
                 dtype = layout(part)[1]
-                found.append(_Bounded(path, part, part.low.astype(dtype), part.high.astype(dtype)))
-        known = _known[id(space)] = space, found
-    return known[1]
+                parts.append(_Bounded(path, part, part.low.astype(dtype), part.high.astype(dtype)))
+        bounded = _bounded_parts[id(space)] = space, parts
+    return bounded[1]
 
 
 def _is_full(space: spaces.Box) -> bool:
@@ -330,12 +327,47 @@ def _describe(value: Any) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
+def where_rows(mask_N: Tensor, tree: Tree, other: Tree) -> Tree:
+    """Return the rows of `tree` (N, ...) where `mask_N` is True, and those of `other` elsewhere."""
+    return map_tree(lambda a, b: torch.where(mask_N.reshape(-1, *[1] * (a.ndim - 1)), a, b), tree, other)
+
+
 def restored(state: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
     """Return a copy of `state[name]` with the dtype and device of `like`. Raises ValueError if the shapes differ."""
     value = state[name]
     if value.shape != like.shape:
         raise ValueError(f"{name}: the state has shape {tuple(value.shape)}, this object {tuple(like.shape)}")
     return value.to(like, copy=True)
+
+
+def options_of(environment: Any) -> dict[str, Any]:
+    """Return the constructor options of an environment, which keeps them as attributes, as JSON values."""
+    names = [name for name in _option_names(type(environment)) if name != "inner"]
+    if missing := [name for name in names if not hasattr(environment, name)]:
+        raise TypeError(f"{type(environment).__name__}: keep the options {missing} as attributes of the same names")
+    return {name: _plain(getattr(environment, name)) for name in names}
+
+
+def passes_keywords_on(cls: type) -> bool:
+    """Return whether the constructor of a class has keyword arguments of its base class."""
+    parameters = inspect.signature(cls.__init__).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _option_names(cls: type) -> list[str]:
+    """Return the option names of the constructor, and those of the base class if it passes keyword arguments on."""
+    named = [*inspect.signature(cls.__init__).parameters.values()][1:]
+    names = [p.name for p in named if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if passes_keywords_on(cls) and cls.__init__ is not object.__init__:
+        names += [name for name in _option_names(cls.__mro__[1]) if name not in names]
+    return names
+
+
+def _plain(value: Any) -> Any:
+    """Return an option as a JSON value."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, torch.device) else value
 
 
 def representation(environment: Any, *options: str, inner: Any = None) -> str:

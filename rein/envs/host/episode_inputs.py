@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rein.errors import EnvironmentContractError
 from rein.ops.trees import map_tree
-from rein.spaces import children
+from rein.spaces import map_space
 from rein.spaces.conversion import layout
 from rein.types import Tree
 
@@ -162,33 +162,33 @@ class ActionHistory:
             row_R = np.asarray(rows)
             step_R = self._steps_N[row_R]
             self._steps_N[row_R] += 1
-        kept_R = None  # all
+        fits_R = None  # all
         self._bound += 1
         if self._bound > self._allocated:
             self._make_room(int(self._steps_N.max()))
-            kept_R = step_R < self._allocated
-            row_R, step_R = row_R[kept_R], step_R[kept_R]
+            fits_R = step_R < self._allocated
+            row_R, step_R = row_R[fits_R], step_R[fits_R]
         if isinstance(action, Tensor):
-            _write(self._actions, row_R, step_R, action, kept_R)
+            _write(self._actions, row_R, step_R, action, fits_R)
         else:
-            map_tree(lambda kept, new: _write(kept, row_R, step_R, new, kept_R), self._actions, action)
+            map_tree(lambda stored, new: _write(stored, row_R, step_R, new, fits_R), self._actions, action)
 
     def restore(self, index: int, actions: Tree, steps: int) -> None:
         """Set the actions `(T, *A)` of the open episode of one environment."""
         self._make_room(max(steps, self._bound))
-        kept = min(steps, self._allocated)
-        map_tree(lambda mine, given: _put(mine[index, :kept], given[:kept]), self._actions, actions)
+        count = min(steps, self._allocated)
+        map_tree(lambda stored, taken: _put(stored[index, :count], taken[:count]), self._actions, actions)
         self._steps_N[index] = steps
 
     def state_dict(self) -> dict[str, Any]:
         """Return the actions `(T, *A)` and the number of steps T of each environment; -1 if actions were not kept."""
-        kept = [steps if steps <= self._allocated else -1 for steps in self._steps_N.tolist()]
+        counts = [steps if steps <= self._allocated else -1 for steps in self._steps_N.tolist()]
         return {
             "actions": [
                 map_tree(lambda x, i=i, t=t: torch.from_numpy(x[i, : max(t, 0)].copy()), self._actions)
-                for i, t in enumerate(kept)
+                for i, t in enumerate(counts)
             ],
-            "steps": torch.tensor(kept, dtype=torch.int64, device="cpu"),
+            "steps": torch.tensor(counts, dtype=torch.int64, device="cpu"),
         }
 
     def _make_room(self, steps: int) -> None:
@@ -209,16 +209,16 @@ class ActionHistory:
             self._actions, self._allocated = larger, size
 
 
-def put_actions(kept: Tree, rows: slice | np.ndarray[Any, Any], action: Tree, field: str = "action") -> None:
+def put_actions(stored: Tree, rows: slice | np.ndarray[Any, Any], action: Tree, field: str = "action") -> None:
     """Copy actions `(R, *A)` to rows of arrays (N, *A). Raises EnvironmentContractError for another shape."""
-    if isinstance(kept, Mapping):
-        for key, part in kept.items():
+    if isinstance(stored, Mapping):
+        for key, part in stored.items():
             put_actions(part, rows, action[key], f"{field}.{key}")
         return
-    shape = kept[rows].shape
+    shape = stored[rows].shape
     if action.shape != shape:
         raise EnvironmentContractError(f"{field}: expected a tensor of shape {shape}, got {tuple(action.shape)}")
-    kept[rows] = _numpy(action)
+    stored[rows] = _numpy(action)
 
 
 def _numpy(action: Tensor) -> np.ndarray[Any, Any]:
@@ -229,9 +229,9 @@ def _numpy(action: Tensor) -> np.ndarray[Any, Any]:
     return action.float().numpy(force=True)  # numpy has no bfloat16
 
 
-def _write(kept: np.ndarray[Any, Any], row_R: Any, step_R: Any, action: Tensor, kept_R: Any) -> None:
+def _write(stored: np.ndarray[Any, Any], row_R: Any, step_R: Any, action: Tensor, fits_R: Any) -> None:
     new_RA = _numpy(action)
-    kept[row_R, step_R] = new_RA if kept_R is None else new_RA[kept_R]
+    stored[row_R, step_R] = new_RA if fits_R is None else new_RA[fits_R]
 
 
 def _put(place: np.ndarray[Any, Any], values: Any) -> None:
@@ -240,8 +240,4 @@ def _put(place: np.ndarray[Any, Any], values: Any) -> None:
 
 def zeros(space: spaces.Space[Any], lead: tuple[int, ...]) -> Tree:
     """Return arrays `(*lead, ...)` of zeros with the structure of the space."""
-    inner = children(space)
-    if inner is not None:
-        return {key: zeros(child, lead) for key, child in inner.items()}
-    shape, dtype = layout(space)
-    return np.zeros((*lead, *shape), dtype)
+    return map_space(lambda part: np.zeros((*lead, *layout(part)[0]), layout(part)[1]), space)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import queue
 import reprlib
 import time
@@ -22,10 +23,10 @@ from torch import Tensor
 
 from rein.envs.base.contract import checked_count
 from rein.envs.base.seeding import HostEpisodeSeeds
-from rein.envs.host.block import About, Setup, check_alike, check_row_count, rows_of, with_rows
+from rein.envs.host.block import About, Setup, Transport, check_alike, check_row_count, rows_of, with_rows
 from rein.envs.host.episode_inputs import ResetOptions, put_actions
 from rein.envs.host.processes import GARBAGE_ADVICE, check_descriptors, check_timeout, ending
-from rein.envs.host.server import Answer, Request, loads
+from rein.envs.host.server import Answer, Request, as_arrays, loads
 from rein.envs.host.worker import MOMENT, ProcessWorker, ThreadWorker, wait_for_processes, wait_for_threads
 from rein.errors import WorkerDied, WorkerError, WorkerTimeout, text_of
 from rein.ops.trees import map_tree
@@ -47,7 +48,7 @@ class Workers:
     Raises ValueError for an unknown mode or an invalid timeout.
     """
 
-    workers: int = attrs.field(converter=lambda given: checked_count(f"workers={given!r}", given))
+    workers: int = attrs.field(converter=lambda workers: checked_count(f"workers={workers!r}", workers))
     mode: Literal["processes", "threads"] = "processes"
     timeout: float | None = None
     on_failure: Literal["raise", "restart"] = "raise"
@@ -63,11 +64,11 @@ class Workers:
 
 def workers_of(workers: int | None, make_kwargs: dict[str, Any], **options: Any) -> Workers | None:
     """Return options of workers, or None without workers: then they are options of the environment of this name."""
-    given = {name: value for name, value in options.items() if value is not None}
+    worker_options = {name: value for name, value in options.items() if value is not None}
     if workers is None:
-        make_kwargs |= given
+        make_kwargs |= worker_options
         return None
-    return Workers(workers=workers, **given)
+    return Workers(workers=workers, **worker_options)
 
 
 class Part(NamedTuple):
@@ -91,7 +92,7 @@ class Part(NamedTuple):
         return np.array(rows_of(self.chosen, self.worker.agents), np.int64)
 
 
-class Pool:
+class Pool(Transport):
     """K workers that step blocks of about W / K simulators. Has the methods of `Block`.
 
     The pool passes requests to the workers, and ends or replaces those that fail.
@@ -114,16 +115,12 @@ class Pool:
         count, total = workers.workers, seeds.num_envs
         if count > total:
             raise ValueError(f"workers={count}: there are {total} {setup.kind}s, so give {total} at most")
-        self.restarts = 0
-        self.has_unused_masks = False  # whether the infos of a reset have masks that are not in the observation
-        self.observation: Tree = None  # (N, *O) of which results were received
         self.episode_seeds = seeds.current  # (W,) as of the last received step
         processes = workers.mode == "processes"
         if processes:
             check_descriptors(f"workers={count}", count)
         self._bell = queue.SimpleQueue[None]()  # gets an item for each answer of a thread
         self._wait: Callable[[Any, float], list[Any]] = wait_for_processes if processes else wait_for_threads
-        self.ended: str | None = None  # text of the error that ended the workers
         self._begun = False  # whether episodes have begun, so that a new worker must begin them
         self._flying = np.zeros(total, np.bool_)  # simulators that were sent and not received
         self._finished: list[Part] = []  # results that were not received
@@ -143,23 +140,17 @@ class Pool:
             raise
 
     @property
-    def sent(self) -> Collection[int]:
+    def sent(self) -> Collection[int]:  # type: ignore[override]  # computed
         """Simulators that were sent and not received."""
         return np.flatnonzero(self._flying).tolist()
 
     @property
-    def busy(self) -> bool:
+    def busy(self) -> bool:  # type: ignore[override]  # computed
         """Whether simulators are being stepped."""
         return bool(self._flying.any())
 
-    def discard(self) -> None:
-        """Do nothing: workers cannot forget a request."""
-
     def begin(self, current: Sequence[int] | None = None, keep_options: bool = False) -> Tree:
-        """Begin the next episodes, or those with the seeds `current` and, with `keep_options`, the current options.
-
-        Returns the observation (N, *O).
-        """
+        """Begin new episodes, see `Transport`."""
         self.seeds.start()
         each = [None if current is None else [*current[block.start : block.stop]] for block in self._blocks]
         self._call({k: self._begin_request(k, seeds, keep_options) for k, seeds in enumerate(each)})
@@ -169,15 +160,8 @@ class Pool:
     def begin_some(self, chosen: Sequence[int]) -> Tree:
         """Begin the next episodes of some simulators, in increasing order. Returns the current observation of all."""
         groups = self._by_worker(chosen)
-        self._call({k: Request("begin_some", (mine, self._workers[k].take_changed())) for k, mine in groups.items()})
-        parts = [Part(self._workers[k], mine, True, self._values[k].options or ()) for k, mine in groups.items()]
-        for worker, mine, _, _ in parts:
-            self._follow(worker, mine)
-            worker.lost = {index: options for index, options in worker.lost.items() if index not in mine}
-        self._show(parts)
-        begun = _joined([(part.worker.slots.observation, part.rows) for part in parts])
-        self._keep(parts, rows_of(chosen, self._agents), begun)
-        return self.observation
+        self._call({k: Request("begin_some", (own, self._workers[k].take_changed())) for k, own in groups.items()})
+        return self._take(groups)
 
     def step(self, action: Tree, chosen: Sequence[int]) -> TimeStep:
         """Step some simulators with the actions `(R, *A)` of their rows, in increasing order. Returns R rows.
@@ -194,24 +178,24 @@ class Pool:
         """Let the workers step some simulators with the actions `(R, *A)` of their rows. A range has all."""
         check_row_count(action, len(chosen) * self._agents)
         agents = self._agents
-        asked: list[tuple[AnyWorker, Sequence[int]]] = []
+        requested: list[tuple[AnyWorker, Sequence[int]]] = []
         if isinstance(chosen, range):
             for worker in self._workers:
-                mine = slice(worker.rows.start, worker.rows.stop)
-                put_actions(worker.slots.action, slice(None), map_tree(lambda x, mine=mine: x[mine], action))
-                asked.append((worker, range(len(worker.numbers))))
+                own_rows = slice(worker.rows.start, worker.rows.stop)
+                put_actions(worker.slots.action, slice(None), map_tree(operator.itemgetter(own_rows), action))
+                requested.append((worker, range(len(worker.numbers))))
         else:
             place = {number: k for k, number in enumerate(chosen)}
-            for k, mine in self._by_worker(chosen).items():
+            for k, indices in self._by_worker(chosen).items():
                 worker = self._workers[k]
-                rows_ = rows_of([place[worker.numbers.start + index] for index in mine], agents)
-                of_mine = map_tree(lambda x, rows_=rows_: x[rows_], action)
-                put_actions(worker.slots.action, np.array(rows_of(mine, agents)), of_mine)
-                asked.append((worker, mine))
+                rows_ = rows_of([place[worker.numbers.start + index] for index in indices], agents)
+                own_action = map_tree(operator.itemgetter(rows_), action)
+                put_actions(worker.slots.action, np.array(rows_of(indices, agents)), own_action)
+                requested.append((worker, indices))
         self._flying[slice(None) if isinstance(chosen, range) else [*chosen]] = True
         try:
-            for worker, mine in asked:
-                self._ask_step(worker, mine)
+            for worker, indices in requested:
+                self._ask_step(worker, indices)
         except BaseException as error:  # such as KeyboardInterrupt, after which some simulators were not sent
             self._abort(error)
 
@@ -231,20 +215,20 @@ class Pool:
     def options_changed(self, chosen: Sequence[int]) -> None:
         """Let the workers know the options of the next episodes of some simulators."""
         for worker in self._workers:
-            mine = [number for number in chosen if number in worker.numbers]
-            worker.changed |= {number - worker.numbers.start: self.options.next_of(number) for number in mine}
+            numbers = [number for number in chosen if number in worker.numbers]
+            worker.changed |= {number - worker.numbers.start: self.options.next_of(number) for number in numbers}
 
     def save(self) -> dict[str, Any]:
         """Return the actions of the open episodes of all rows, and their numbers; -1 for unknown ones."""
         actions, step_N = [], torch.full((self.seeds.num_envs * self._agents,), -1, dtype=torch.int64, device="cpu")
-        if self.ended is None:
+        if self._ended is None:
             self._call({worker.number: Request("save", ()) for worker in self._workers})
             for worker in self._workers:
                 saved = self._values[worker.number].value
                 actions += map_tree(torch.from_numpy, saved["actions"])
-                mine = torch.from_numpy(saved["steps"])
-                mine[rows_of([*worker.lost], self._agents)] = -1  # the loop knows the lost episode only
-                step_N[worker.rows.start : worker.rows.stop] = mine
+                steps = torch.from_numpy(saved["steps"])
+                steps[rows_of([*worker.lost], self._agents)] = -1  # the loop knows the lost episode only
+                step_N[worker.rows.start : worker.rows.stop] = steps
         return {"actions": actions, "steps": step_N}
 
     def load(self, state: Mapping[str, Any]) -> Tree:
@@ -254,21 +238,22 @@ class Pool:
         """
         requests = {}
         for worker, numbers in zip(self._workers, self._blocks, strict=True):
-            mine = slice(worker.rows.start, worker.rows.stop)
-            part: Any = {"observation": map_tree(lambda x, mine=mine: x[mine], state["observation"])}
-            part |= {"actions": state["actions"][mine], "steps": state["steps"][mine]}
+            own_rows = slice(worker.rows.start, worker.rows.stop)
+            part: Any = {"observation": map_tree(operator.itemgetter(own_rows), state["observation"])}
+            part |= {"actions": state["actions"][own_rows], "steps": state["steps"][own_rows]}
             seeds = {
                 key: value[numbers.start : numbers.stop] if isinstance(value, Tensor) else value
                 for key, value in self.seeds.state_dict().items()
             }
-            args = _arrays(seeds), self.options.part(numbers), _arrays(part)
-            requests[worker.number] = Request("load", args, steps=1 + int(state["steps"][mine].max()))
+            args = as_arrays(seeds), self.options.part(numbers), as_arrays(part)
+            requests[worker.number] = Request("load", args, steps=1 + int(state["steps"][own_rows].max()))
         self._call(requests)
         return self._take_all()
 
     def forget(self) -> None:
         """Do not begin episodes in new workers until `begin` or `load` is called."""
-        self._begun, self.episode_seeds = False, self.seeds.current
+        self._begun = False
+        self.episode_seeds = self.seeds.current
 
     def render(self, index: int) -> Any:
         """Return a frame of one simulator."""
@@ -298,8 +283,8 @@ class Pool:
             self._finish_lost(worker, {index: worker.lost.pop(index) for index in lost})
             chosen = [index for index in chosen if index not in lost]
         if chosen:
-            mine = None if isinstance(chosen, range) else chosen
-            worker.ask(Request("step", (mine, worker.take_changed()), chosen))
+            indices = None if isinstance(chosen, range) else chosen
+            worker.ask(Request("step", (indices, worker.take_changed()), chosen))
 
     def _received(self) -> tuple[list[int], TimeStep]:
         """Return the simulators whose steps have ended, in increasing order, and their R rows."""
@@ -327,15 +312,16 @@ class Pool:
             order = rows_of(np.argsort(numbers).tolist(), self._agents)
             numbers, time_step = sorted(numbers), map_tree(lambda x: x[order], time_step)
         self._flying[numbers] = False
-        whole = len(numbers) == len(self._flying)
-        self._keep(parts, None if whole else rows_of(numbers, self._agents), time_step.observation)
+        self._keep(parts, numbers, time_step.observation)
         if ended:
             self._show(parts)
         return numbers, time_step
 
-    def _keep(self, parts: Sequence[Part], rows: Sequence[int] | None, observation: Tree) -> None:
-        """Set the current observations (R, *O) of rows, of which results have been received. None has all."""
-        self.observation = observation if rows is None else with_rows(self.observation, rows, observation)
+    def _keep(self, parts: Sequence[Part], numbers: Sequence[int], observation: Tree) -> None:
+        """Set the current observations (R, *O) of the simulators with these numbers, in this order."""
+        if len(numbers) < len(self._flying):
+            observation = with_rows(self.observation, rows_of(numbers, self._agents), observation)
+        self.observation = observation
         for part in parts:
             worker = part.worker
             self.alive[worker.rows.start : worker.rows.stop][part.rows] = worker.slots.alive[part.rows]
@@ -352,13 +338,20 @@ class Pool:
     def _take_all(self) -> Tree:
         """Take the first observations of all simulators, and their seeds and options."""
         for worker in self._workers:
-            self._follow(worker, range(len(worker.numbers)))
-            worker.lost, worker.changed = {}, {}
-        options = [(worker, self._values[worker.number].options or ()) for worker in self._workers]
-        parts = [Part(worker, range(len(worker.numbers)), True, mine) for worker, mine in options]
-        self._show(parts)
-        self._keep(parts, None, _joined([(worker.slots.observation, slice(None)) for worker in self._workers]))
+            worker.changed = {}
         self._begun = True
+        return self._take({worker.number: range(len(worker.numbers)) for worker in self._workers})
+
+    def _take(self, groups: Mapping[int, Sequence[int]]) -> Tree:
+        """Take the first observations of some simulators by worker, and their seeds and options."""
+        parts = [Part(self._workers[k], chosen, True, self._values[k].options or ()) for k, chosen in groups.items()]
+        for part in parts:
+            worker = part.worker
+            self._follow(worker, part.chosen)
+            worker.lost = {index: options for index, options in worker.lost.items() if index not in part.chosen}
+        self._show(parts)
+        numbers = [number for part in parts for number in part.numbers]
+        self._keep(parts, numbers, _joined([(part.worker.slots.observation, part.rows) for part in parts]))
         return self.observation
 
     def _start(self) -> None:
@@ -520,7 +513,7 @@ class Pool:
 
     def _abort(self, error: BaseException, failed: Sequence[AnyWorker] = ()) -> NoReturn:
         """End all workers, and raise the error."""
-        self.ended = text_of(error)
+        self._ended = text_of(error)
         self._finished, self._flying[:] = [], False
         for worker in failed:
             self._workers.remove(worker)
@@ -540,27 +533,27 @@ class Pool:
         ):
             row = 0
         if row >= 0:
-            mine = slice(row * self._agents, (row + 1) * self._agents) if self.setup.worlds else row
-            action = map_tree(lambda x: x[mine].tolist(), worker.slots.action)
+            own_rows = slice(row * self._agents, (row + 1) * self._agents) if self.setup.worlds else row
+            action = map_tree(lambda x: x[own_rows].tolist(), worker.slots.action)
             facts |= {"environment": worker.numbers.start + row, "episode_seed": seed, "action": action}
         return facts
 
     def _described(self, worker: AnyWorker, facts: Mapping[str, Any]) -> str:
         """Describe a worker, for instance as `Taxi-v4, worker 1 of 4 (pid 71, environment 2, ...)`."""
-        known = [f"pid {worker.pid}"] if worker.pid is not None else []
-        known += [ending(facts["exitcode"])] if facts["exitcode"] is not None else []
+        details = [f"pid {worker.pid}"] if worker.pid is not None else []
+        details += [ending(facts["exitcode"])] if facts["exitcode"] is not None else []
         if "environment" in facts:
             action = reprlib.repr(facts["action"])
-            known += [
+            details += [
                 f"{self.setup.kind} {facts['environment']}",
                 f"episode seed {facts['episode_seed']}",
                 f"action {action}",
             ]
         else:
-            known += [f"{self.setup.kind}s {worker.numbers.start} to {worker.numbers.stop - 1}"]
+            details += [f"{self.setup.kind}s {worker.numbers.start} to {worker.numbers.stop - 1}"]
             seeds = self.seeds.part(worker.numbers)[2]
-            known += [f"episode seeds {reprlib.repr(seeds)}"] if min(seeds) >= 0 else []
-        return f"{self.setup.name}, worker {worker.number} of {len(self._blocks)} ({', '.join(known)})"
+            details += [f"episode seeds {reprlib.repr(seeds)}"] if min(seeds) >= 0 else []
+        return f"{self.setup.name}, worker {worker.number} of {len(self._blocks)} ({', '.join(details)})"
 
     def _lost(self, worker: AnyWorker) -> WorkerError:
         """Return the error of a worker that has ended or has sent something other than an answer."""
@@ -572,7 +565,7 @@ class Pool:
 
     def _late(self, workers: Sequence[AnyWorker], limit: float | None = None) -> WorkerTimeout:
         facts = [self._facts(worker) for worker in workers]
-        each = [self._described(worker, mine) for worker, mine in zip(workers, facts, strict=True)]
+        each = [self._described(worker, of_worker) for worker, of_worker in zip(workers, facts, strict=True)]
         seconds = (self._settings.timeout or 0.0) * workers[0].pending[0].steps if limit is None else limit
         return WorkerTimeout(f"{' and '.join(each)}: no answer within {seconds:g} s", **facts[0])
 
@@ -612,7 +605,3 @@ def _joined(pieces: Sequence[tuple[Any, Any]]) -> Tree:
     if isinstance(first, dict):
         return {key: _joined([(tree[key], chosen) for tree, chosen in pieces]) for key in first}
     return torch.from_numpy(np.concatenate([tree[chosen] for tree, chosen in pieces]))
-
-
-def _arrays(tree: Any) -> Any:
-    return map_tree(lambda x: x.numpy() if isinstance(x, Tensor) else x, tree)

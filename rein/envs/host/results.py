@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 RESET = ("observation", "info")
 STEP = ("observation", "reward", "terminated", "truncated", "info")
-_BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
+_BOOL = np.dtype(np.bool_)
 
 _warned: set[str] = set()  # ids and factories
 
@@ -48,14 +48,6 @@ def missing_values(info: Mapping[str, Any] | None) -> dict[str, np.ndarray[Any, 
     if not isinstance(info, Mapping):
         raise TypeError(f"info={info!r}: give a dictionary of names and default values, such as {{'success': False}}")
     return {key: _missing_value(key, value) for key, value in info.items()}
-
-
-def rewards_of(values: Sequence[Any], rows: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Return R rewards as a new array. `rows` has the rows for error messages.
-
-    Raises EnvironmentContractError for a reward that is not a number.
-    """
-    return column("reward", values, _FLOAT, rows=rows)
 
 
 def ended_flags(
@@ -186,9 +178,9 @@ class BatchedMasks:
 
     def read(self, info: Mapping[str, Any]) -> Tree:
         """Return masks (N, A) as tensors, or a dictionary of them."""
-        value, given_N = info.get(ACTION_MASK), info.get(f"_{ACTION_MASK}")
+        value, has_mask_N = info.get(ACTION_MASK), info.get(f"_{ACTION_MASK}")
         if isinstance(value, np.ndarray) and is_mask(value, (self._num_envs, *(self.space.shape or ()))):
-            missing_N1 = np.False_ if given_N is None else ~np.asarray(given_N, np.bool_)[:, None]
+            missing_N1 = np.False_ if has_mask_N is None else ~np.asarray(has_mask_N, np.bool_)[:, None]
             if (wrong_NA := wrong_values(np.where(missing_N1, value.dtype.type(0), value))) is not None:
                 row = int(np.argwhere(wrong_NA)[0, 0])
                 refuse_mask(f"{self._name}: info.{ACTION_MASK}, row {row}", value[row])
@@ -201,8 +193,8 @@ class BatchedMasks:
         """Return the mask of one environment, None without one."""
         if not isinstance(info, Mapping) or name not in info:
             return None
-        value, given_N = info[name], info.get(f"_{name}")
-        if given_N is not None and not given_N[row]:
+        value, has_mask_N = info[name], info.get(f"_{name}")
+        if has_mask_N is not None and not has_mask_N[row]:
             return None
         if not isinstance(value, Mapping):
             return value[row]

@@ -46,13 +46,7 @@ class Corridor(Probe):
         self.continuous = continuous
         self.single_observation_space = spaces.Box(0.0, 1.0, (1,))
         self.single_action_space = choices(2, continuous)
-        self.initial_range = [(0.0, 0.0)]
         super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device)
-
-    @property
-    def optimal_return(self) -> float:
-        """Best expected return: 1."""
-        return 1.0
 
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
         """Return the discounted return (N,) of going right from the observed positions (N, 1)."""
@@ -103,17 +97,11 @@ class Fork(Probe):
         device: torch.device | str = "cpu",
     ) -> None:
         self.prize = float(prize)
-        self.max_episode_steps = max_episode_steps
+        self.optimal_return = max(self.prize, max_episode_steps - 1.0)  # the prize, or 1 per step after the first
         self.continuous = continuous
         self.single_observation_space = spaces.Box(0.0, 1.0, (2,))
         self.single_action_space = choices(2, continuous)
-        self.initial_range = [(0.0, 0.0)]  # 0 at the fork, 1 on the road
         super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device)
-
-    @property
-    def optimal_return(self) -> float:
-        """Best expected return: the prize, or 1 per step after the first. By default 9."""
-        return max(self.prize, self.max_episode_steps - 1.0)
 
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
         """Return max(prize, gamma / (1 - gamma)) at the fork and 1 / (1 - gamma) on the road, shape (N,)."""

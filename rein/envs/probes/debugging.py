@@ -11,20 +11,18 @@ Shapes: S numbers of a state, N environments, K arms.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.frames import GREEN, RED, WHITE, Frame, board
-from rein.envs.probes.probe import Probe, choices, chosen, one_hot
+from rein.envs.probes.probe import OneStepProbe, Probe, choices, chosen, one_hot
 
 
 class _ValueProbe(Probe):
     """Base class: the observation (N, 1) is the state, and actions in Discrete(2) or [-1, 1] have no effect."""
 
-    start = (0.0, 0.0)
+    single_observation_space = spaces.Box(-1.0, 1.0, (1,))
 
     def __init__(
         self,
@@ -35,27 +33,12 @@ class _ValueProbe(Probe):
         device: torch.device | str = "cpu",
     ) -> None:
         self.continuous = continuous
-        self.single_observation_space = spaces.Box(-1.0, 1.0, (1,))
         self.single_action_space = choices(2, continuous)
-        self.initial_range = [self.start]
         super().__init__(num_envs, seed=seed, device=device)
 
-    @abstractmethod
-    def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
-        """Return the values (N,) of observations (N, 1)."""
 
-
-class ConstantReward(_ValueProbe):
+class ConstantReward(_ValueProbe, OneStepProbe):
     """Episodes of one step with reward 1 and observation 0. Tests whether the critic learns a constant: v = 1."""
-
-    @property
-    def optimal_return(self) -> float:
-        """Expected return: 1 for every policy."""
-        return 1.0
-
-    def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
-        """Return v = 1, shape (N,)."""
-        return torch.ones_like(observation[:, 0])
 
     def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return reward 1, and terminate."""
@@ -74,12 +57,8 @@ class ConstantReward(_ValueProbe):
 class ObservedReward(_ValueProbe):
     """Episodes of one step with the observation, 1 or -1, as reward. Tests whether the critic uses it: v(s) = s."""
 
-    start = (-1.0, 1.0)  # its sign is the observation
-
-    @property
-    def optimal_return(self) -> float:
-        """Expected return: 0 for every policy, the mean over the observations."""
-        return 0.0
+    optimal_return = 0.0  # the mean over the observations
+    initial_range = ((-1.0, 1.0),)  # its sign is the observation
 
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
         """Return v(s) = s, shape (N,)."""
@@ -105,11 +84,6 @@ class DelayedReward(_ValueProbe):
     The observation is 0 in the first step and 1 in the second.
     """
 
-    @property
-    def optimal_return(self) -> float:
-        """Expected return: 1 for every policy."""
-        return 1.0
-
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
         """Return gamma for observation 0 and 1 for observation 1, shape (N,)."""
         return gamma ** (1.0 - observation[:, 0])
@@ -129,7 +103,7 @@ class DelayedReward(_ValueProbe):
         return board([[WHITE, GREEN]], (0, state[0]))
 
 
-class Bandit(Probe):
+class Bandit(OneStepProbe):
     """Contextual bandit: one arm has reward 1, and the others have reward 0. Episodes have one step.
 
     The arm with the reward is drawn for each episode. The observation (N, K) is its one-hot vector. With
@@ -162,15 +136,6 @@ class Bandit(Probe):
             (0.0, arms) if contextual else (arms - 1.0, arms - 1.0)
         ]  # the integer part is the arm with the reward
         super().__init__(num_envs, seed=seed, device=device)
-
-    @property
-    def optimal_return(self) -> float:
-        """Best expected return: 1."""
-        return 1.0
-
-    def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
-        """Return v(s) = 1, shape (N,)."""
-        return torch.ones_like(observation[:, 0])
 
     def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return reward 1 for the right arm, and terminate."""

@@ -54,11 +54,6 @@ class Memory(Probe):
         super().__init__(num_envs, seed=seed, device=device)
 
     @property
-    def optimal_return(self) -> float:
-        """Best expected return: 1."""
-        return 1.0
-
-    @property
     def chance(self) -> float:
         """Best expected return without memory: 1 / cues."""
         return 1.0 / self.cues
