@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.frames import BLUE, GREEN, LINE, PALE, Canvas, Frame
+from rein.envs.base.rendering import BLUE, GREEN, LINE, PALE, Canvas, Frame
 from rein.envs.base.simulation import SimulatedEnvironment
 
 _GRAVITY = 9.8  # m/s^2

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.frames import DARK, LINE, YELLOW, Canvas, Frame
+from rein.envs.base.rendering import DARK, LINE, YELLOW, Canvas, Frame
 from rein.envs.base.simulation import SimulatedEnvironment
 
 _GRAVITY = 9.8  # m/s^2

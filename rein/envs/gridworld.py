@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.contract import restored
-from rein.envs.base.frames import GREEN, WHITE, Frame, board
+from rein.envs.base.rendering import GREEN, WHITE, Frame, board
 from rein.envs.base.simulation import SimulatedEnvironment, transposed
 from rein.ops.random import integers
 

@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.frames import BLUE, DARK, GREEN, GREY, LINE, Canvas, Frame
+from rein.envs.base.rendering import BLUE, DARK, GREEN, GREY, LINE, Canvas, Frame
 from rein.envs.base.simulation import SimulatedEnvironment
 
 _POSITIONS, _TOP_SPEED = (-1.2, 0.6), 0.07

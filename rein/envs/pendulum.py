@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.frames import DARK, RED, Canvas, Frame
+from rein.envs.base.rendering import DARK, RED, Canvas, Frame
 from rein.envs.base.simulation import SimulatedEnvironment
 
 _GRAVITY = 10.0  # m/s^2

@@ -17,7 +17,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.frames import BLUE, DARK, GREEN, LINE, PALE, Canvas, Frame
+from rein.envs.base.rendering import BLUE, DARK, GREEN, LINE, PALE, Canvas, Frame
 from rein.envs.base.simulation import SimulatedEnvironment
 
 _SIZE = 5.0

@@ -11,7 +11,7 @@ handlers, or after them with `last=True`. It is not listed and cannot be muted o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, MutableSet
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, overload
 
 import attrs
@@ -26,34 +26,14 @@ logger = logging.getLogger("rein")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _OrderedSet(MutableSet):
+class _OrderedSet(dict[Any, None]):
     """Set that iterates in insertion order. The order of a built-in set changes between runs."""
 
-    def __init__(self, values: Iterable[Any] = ()) -> None:
-        self._values = dict.fromkeys(values)
-
-    def __contains__(self, value: object) -> bool:
-        return value in self._values
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(tuple(self._values))
-
-    def __len__(self) -> int:
-        return len(self._values)
-
     def add(self, value: Any) -> None:
-        self._values[value] = None
+        self[value] = None
 
     def discard(self, value: Any) -> None:
-        self._values.pop(value, None)
-
-    remove = discard
-
-    def update(self, values: Iterable[Any]) -> None:
-        self._values.update(dict.fromkeys(values))
-
-    def copy(self) -> _OrderedSet:
-        return _OrderedSet(self._values)
+        self.pop(value, None)
 
 
 class _Signal(blinker.Signal):

@@ -98,7 +98,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def reader(filter: Filter) -> Callable[[State], float] | None:
+def _reader(filter: Filter) -> Callable[[State], float] | None:
     """Return a function that reads the filter's unit from the state; None for the event's own count."""
     if filter.unit is None:
         return None
@@ -115,8 +115,9 @@ def make_gate(filter: Filter, key: str, state: State) -> Gate:
 
     `key` is the entry of `state.counts` for the memory of a filter on a clock. An existing entry (a resume) is kept.
     """
-    read = reader(filter)
-    remember(filter, key, state)
+    read = _reader(filter)
+    if read is not None and not (filter.every is NOT_GIVEN and filter.once is NOT_GIVEN):
+        state.counts.setdefault(key, [state.epoch, state.iteration] if filter.unit == "iteration" else read(state))
     crossing, bound, when = _crossing(filter, read, key, state), _bound(filter, read), filter.when
     if crossing is not None and bound is None and when is None:
         return crossing
@@ -194,10 +195,3 @@ def _multiples(filter: Filter, read: Callable[[State], float], key: str, state: 
         return True
 
     return crosses
-
-
-def remember(filter: Filter, key: str, state: State) -> None:
-    """Add the current clock value to `state.counts` as the memory of the filter, unless an entry exists."""
-    read = reader(filter)
-    if read is not None and not (filter.every is NOT_GIVEN and filter.once is NOT_GIVEN):
-        state.counts.setdefault(key, [state.epoch, state.iteration] if filter.unit == "iteration" else read(state))

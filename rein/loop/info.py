@@ -23,7 +23,7 @@ def run_info(loop: Loop) -> dict[str, Any]:
         for name, part in loop.parts.items()
     }
     return {
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}},
         "command": sys.argv,
         "threads": torch.get_num_threads(),
         "epochs": loop.state.max_epochs,
@@ -31,10 +31,6 @@ def run_info(loop: Loop) -> dict[str, Any]:
         "parts": parts,
         "git": _git_state(),
     }
-
-
-def _versions() -> dict[str, str]:
-    return {name: version_of(name) for name in _PACKAGES}
 
 
 def version_of(package: str) -> str:

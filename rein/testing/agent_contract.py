@@ -30,7 +30,7 @@ from rein.protocols import AgentProtocol, Environment, Policy, missing_names
 from rein.spaces import mask_of
 from rein.spaces.conversion import Codec
 from rein.testing.environment_contract import valid_actions
-from rein.testing.stateful import CountedContract, copy_state, first_difference
+from rein.testing.stateful import CountedContract, check_equal, copy_state, first_difference
 from rein.types import Transition
 
 Change = Callable[[Transition], Transition]
@@ -104,7 +104,7 @@ class AgentContract:
                 agent.record_observation(transition._replace(action=action, extras=extras))
                 agent.optimize_model()
                 acts.append((action, extras))
-            self._assert_equal(*acts)
+            check_equal(*acts)
 
     def test_metrics_are_finite_and_detached(self) -> None:
         """The agent reports metrics within the contract's steps, all finite and without a gradient."""
@@ -140,7 +140,7 @@ class AgentContract:
         agent = self.make(0)
         before = copy_state(self.learned(agent))
         self._drive(agent, change=lambda t: t._replace(valid=torch.zeros_like(t.valid)))
-        self._assert_equal(before, self.learned(agent))
+        check_equal(before, self.learned(agent))
 
     def test_content_of_invalid_rows_is_ignored(self) -> None:
         """Two agents learn the same if they differ only in rewards and ends of invalid rows."""
@@ -155,12 +155,12 @@ class AgentContract:
                 terminated=torch.where(hidden.valid, hidden.terminated, ~hidden.terminated),
             )
 
-        self._assert_equal(*(self.learned(self._drive(self.make(0), change=change)) for change in (hide, garbage)))
+        check_equal(*(self.learned(self._drive(self.make(0), change=change)) for change in (hide, garbage)))
 
     def test_terminated_row_does_not_bootstrap(self) -> None:
         """The next observation of a terminated row does not matter."""
         ended = [_terminate, lambda t: _other_next_observation(_terminate(t))]
-        self._assert_equal(*(self.learned(self._drive(self.make(0), change=change)) for change in ended))
+        check_equal(*(self.learned(self._drive(self.make(0), change=change)) for change in ended))
 
     def test_truncated_row_bootstraps(self) -> None:
         """The next observation of a truncated row matters, and truncation differs from termination."""
@@ -181,16 +181,16 @@ class AgentContract:
             for transition in self._stream():
                 policy.select_action(transition.observation)
                 policy.reset(transition.terminated | transition.truncated)
-        self._assert_equal(before, agent.state_dict())
+        check_equal(before, agent.state_dict())
 
     def test_policy_follows_parameters(self) -> None:
         """A policy created before learning and loading acts like one created afterwards."""
         agent, other = self.make(0), self._drive(self.make(1))
         policy = agent.policy()
         self._drive(agent)
-        self._assert_equal(self._acts(policy), self._acts(agent.policy()))
+        check_equal(self._acts(policy), self._acts(agent.policy()))
         agent.load_state_dict(copy_state(other.state_dict()))
-        self._assert_equal(self._acts(policy), self._acts(other.policy()))
+        check_equal(self._acts(policy), self._acts(other.policy()))
 
     def test_same_seed_gives_same_state(self) -> None:
         """Another seed gives other parameters. torch's global generator is neither read nor changed."""
@@ -201,7 +201,7 @@ class AgentContract:
             assert torch.equal(position, torch.get_rng_state()), "the agent uses torch's global generator"
             torch.manual_seed(2)
             same, different = self._drive(self.make(0)), self._drive(self.make(1))
-        self._assert_equal(one.state_dict(), same.state_dict())
+        check_equal(one.state_dict(), same.state_dict())
         assert first_difference(self.learned(one), self.learned(different)) is not None, (
             "seeds 0 and 1 give equal results"
         )
@@ -212,9 +212,9 @@ class AgentContract:
         for agent in (self.make(None), self.make(6)):
             agent.reseed(5)
             assert agent.seed == 5
-            self._assert_equal(built.state_dict(), agent.state_dict())
+            check_equal(built.state_dict(), agent.state_dict())
         assert self.make(None).seed is None
-        self._assert_equal(self._drive(built).state_dict(), self._drive(agent).state_dict())
+        check_equal(self._drive(built).state_dict(), self._drive(agent).state_dict())
 
     def test_reseed_after_first_step_raises(self) -> None:
         """Reseeding would discard the learned parameters."""
@@ -267,10 +267,6 @@ class AgentContract:
     def _acts(self, policy: Policy) -> list[Any]:
         policy.reset()
         return [policy.select_action(transition.observation) for transition in self._stream()]
-
-    def _assert_equal(self, one: Any, other: Any) -> None:
-        difference = first_difference(one, other)
-        assert difference is None, f"values differ at {difference}"
 
 
 def _learn(agent: Any, transition: Transition) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from rein.ops.random import generator, hash_bits
 from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import Buffer, missing_names
-from rein.testing.stateful import CountedContract, copy_state, first_difference
+from rein.testing.stateful import CountedContract, check_equal, copy_state, first_difference
 from rein.types import Transition
 
 FIELDS = ("observation", "action", "reward", "terminated", "next_observation")
@@ -241,8 +241,7 @@ class BufferContract:
             assert number in expected, f"row {number} was sampled; expected one of {sorted(expected)}"
         for number, row in expected.items():
             assert number in sampled, f"row {number} was never sampled"
-            difference = first_difference(row, sampled[number])
-            assert difference is None, f"row {number} differs at {difference}"
+            check_equal(row, sampled[number], f"row {number}")
 
 
 def make_transition(step: int, num_envs: int, valid_N: Tensor | None = None) -> Transition:

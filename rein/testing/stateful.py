@@ -41,10 +41,8 @@ class StatefulContract:
         part, loaded = self._stepped(), self.make()
         loaded.load_state_dict(copy_state(part.state_dict()))
         for k in range(1, self.steps_after + 1):
-            difference = first_difference(self.step(part), self.step(loaded))
-            assert difference is None, f"step {k} after loading differs at {difference}"
-        difference = first_difference(part.state_dict(), loaded.state_dict())
-        assert difference is None, f"the state differs at {difference} after {self.steps_after} steps"
+            check_equal(self.step(part), self.step(loaded), f"step {k} after loading")
+        check_equal(part.state_dict(), loaded.state_dict(), f"the state after {self.steps_after} steps")
 
     def test_state_needs_no_pickle(self) -> None:
         """States have only dictionaries with string keys, lists, tensors, numbers, strings, booleans and None."""
@@ -150,6 +148,12 @@ def check_plain(state: Any, path: str = "state") -> None:
 def copy_state(state: Any) -> Any:
     """Return a deep copy: tensors and arrays are cloned, containers are new."""
     return map_tree(_copied, state)
+
+
+def check_equal(one: Any, other: Any, what: str = "a value") -> None:
+    """Raise AssertionError, whose message begins with `what`, if two trees differ by a bit."""
+    difference = first_difference(one, other)
+    assert difference is None, f"{what} differs at {difference}"
 
 
 def first_difference(one: Any, other: Any) -> str | None:

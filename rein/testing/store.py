@@ -24,7 +24,7 @@ from rein.errors import StoreError
 from rein.ops.random import stream_seed
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import Store, missing_names
-from rein.testing.stateful import check_plain, copy_state, first_difference
+from rein.testing.stateful import check_equal, check_plain, copy_state
 from rein.types import Episodes, Trajectory
 
 
@@ -231,8 +231,7 @@ def assert_equal(stored: list[Trajectory], expected: list[Trajectory]) -> None:
     """Assert that trajectories have equal values, dtypes and shapes. NaN equals NaN."""
     assert [t.epoch for t in stored] == [t.epoch for t in expected]
     for actual, wanted in zip(stored, expected, strict=True):
-        difference = first_difference(_compared(actual, wanted), _compared(wanted, wanted))
-        assert difference is None, f"epoch {wanted.epoch} differs at {difference}"
+        check_equal(_compared(actual, wanted), _compared(wanted, wanted), f"epoch {wanted.epoch}")
 
 
 def _compared(trajectory: Trajectory, wanted: Trajectory) -> dict[str, Any]:

@@ -240,11 +240,8 @@ def _warn_outside(array: np.ndarray[Any, Any], part: _Bounded, field: str) -> No
 def _check_range(value: Tensor, space: spaces.Space[Any], field: str) -> None:
     if value.shape[1:] != space.shape:
         _fail(field, f"a tensor of shape {(len(value), *(space.shape or ()))}", value)
-    wrong = outside(value, space)
-    if wrong.any():
-        row, *place = np.argwhere(wrong)[0].tolist()
-        at, got = f" at {place}" if place else "", value[(row, *place)].tolist()
-        raise EnvironmentContractError(f"{field}, environment {row}{at}: expected a value of {space}, got {got}")
+    is_inside = torch.from_numpy(~outside(value, space))
+    _check_values(field, value, is_inside, f"a value of {space}", "environment")
 
 
 def outside(value: Tensor, space: spaces.Space[Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -306,13 +303,13 @@ def _check_leaf(
         _check_range(value, space, field)
 
 
-def _check_values(field: str, value: Tensor, ok: Tensor, expected: str) -> None:
+def _check_values(field: str, value: Tensor, ok: Tensor, expected: str, unit: str = "row") -> None:
     wrong = (~ok).nonzero().tolist()
     if wrong:
         row, *place = wrong[0]
         at = f" at {place}" if place else ""
         got = value[tuple(wrong[0])].tolist()
-        raise EnvironmentContractError(f"{field}, row {row}{at}: expected {expected}, got {got}")
+        raise EnvironmentContractError(f"{field}, {unit} {row}{at}: expected {expected}, got {got}")
 
 
 def _fail(field: str, expected: str, got: Any) -> NoReturn:

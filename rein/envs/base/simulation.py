@@ -25,7 +25,7 @@ from rein.envs.base.contract import (
     representation,
     restored,
 )
-from rein.envs.base.frames import Frame
+from rein.envs.base.rendering import Frame
 from rein.envs.base.seeding import EpisodeSeeds, ReplayableEnvironment
 from rein.errors import EnvironmentContractError, check_keywords
 from rein.ops.random import uniform

@@ -45,12 +45,12 @@ class HostEnvironment:
 
     def __init__(self, setup: Setup, transport: Transport, seeds: HostEpisodeSeeds, options: ResetOptions) -> None:
         self._setup, self._transport, self._seeds, self._options = setup, transport, seeds, options
-        self._agents = transport.about.rows
-        self.num_envs, self.device = seeds.num_envs * transport.about.rows, torch.device("cpu")
-        self.single_observation_space, self.single_action_space = (
-            transport.about.observation_space,
-            transport.about.action_space,
-        )
+        about = transport.about
+        self._agents = about.rows
+        self.num_envs = seeds.num_envs * about.rows
+        self.device = torch.device("cpu")
+        self.single_observation_space = about.observation_space
+        self.single_action_space = about.action_space
         self._begun = self._closed = self._checked = False  # whether episodes have begun
 
     @property

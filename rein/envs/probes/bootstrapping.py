@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.frames import GREEN, WHITE, YELLOW, Frame, board
+from rein.envs.base.rendering import GREEN, WHITE, YELLOW, Frame, board
 from rein.envs.probes.probe import Probe, choices, chosen, one_hot
 
 

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.frames import GREEN, RED, WHITE, Frame, board
+from rein.envs.base.rendering import GREEN, RED, WHITE, Frame, board
 from rein.envs.probes.probe import OneStepProbe, Probe
 
 END, PRIZE, COST, STRIDE = 5.0, 10.0, 0.1, 2.0

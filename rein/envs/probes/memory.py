@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.frames import GREY, WHITE, YELLOW, Colour, Frame, board
+from rein.envs.base.rendering import GREY, WHITE, YELLOW, Colour, Frame, board
 from rein.envs.probes.probe import Probe, choices, chosen, one_hot
 
 _COLOURS: tuple[Colour, ...] = ((208, 84, 78), (88, 175, 98), (150, 100, 190), (235, 140, 60), (70, 170, 190))

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.frames import GREEN, WHITE, Frame, board
+from rein.envs.base.rendering import GREEN, WHITE, Frame, board
 from rein.envs.probes.probe import Probe
 
 _CELLS = 5  # cells per side of a frame
