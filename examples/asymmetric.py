@@ -52,10 +52,6 @@ class Sensors(rein.envs.wrappers.Wrapper):
     def single_observation_space(self):
         return spaces.Dict(observation=PLANE, critic_observation=PLANE) if self.privileged else PLANE
 
-    @property
-    def config(self):
-        return self._config(privileged=self.privileged)
-
     def _begin(self, observation, mask):
         measured, true = observation.split(2, 1)
         return {"observation": measured, "critic_observation": true} if self.privileged else measured

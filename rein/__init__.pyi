@@ -22,8 +22,8 @@ from rein.collection.first_come import Asynchronous as Asynchronous
 from rein.collection.first_come import FirstCome as FirstCome
 from rein.collection.ray_actors import RayActors as RayActors
 from rein.envs.base.self_play import SelfPlay as SelfPlay
+from rein.envs.gymnasium import make as make
 from rein.envs.jax import JaxEnvironment as JaxEnvironment
-from rein.envs.make import make as make
 from rein.envs.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
 from rein.envs.tensors import TensorEnvironment as TensorEnvironment
 from rein.episodes import Evaluation as Evaluation

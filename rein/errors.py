@@ -96,13 +96,13 @@ def hints() -> Any:
     return importlib.import_module("rein.foreign_names")
 
 
-def refuse_unknown(caller: str, given: Iterable[str], known: Iterable[str], *, flags: bool = False) -> None:
-    """Raise TypeError if `given` has a name that is not in `known`, and name rein's option for it.
+def refuse_unknown(caller: str, names: Iterable[str], option_names: Iterable[str], *, flags: bool = False) -> None:
+    """Raise TypeError if a name is not in `option_names`, and name rein's option for it.
 
     With `flags` the names are written as on the command line, `--env-steps`.
     """
-    if unknown := sorted({*given} - {*known}):
-        raise TypeError(hints().unknown_option(caller, unknown[0], sorted(known), flags))
+    if unknown := sorted({*names} - {*option_names}):
+        raise TypeError(hints().unknown_option(caller, unknown[0], sorted(option_names), flags))
 
 
 def check_keywords(function: F) -> F:

@@ -180,7 +180,8 @@ def _built(part: Mapping[str, Any], given: Mapping[str, Any], render_mode: str |
     kind, config = part["type"], dict(part["config"])
     if depth > _DEEPEST:
         raise _NotOurs("its environment has too many wrappers")
-    if kind not in _ADAPTERS and kind not in own_environments():
+    own = _own_environment(kind)
+    if kind not in _ADAPTERS and own is None:
         raise _NotOurs(_why_not(kind, config))
     try:
         if kind != _FILMING:  # the folder in it is not used
@@ -190,13 +191,20 @@ def _built(part: Mapping[str, Any], given: Mapping[str, Any], render_mode: str |
         if "inner" not in config:
             known = {name: value for name, value in given.items() if name in (*config, "num_envs")}
             if "worlds" in config:
-                agents = own_environments()[kind](**{**config, "worlds": 1}).num_envs
+                agents = own(**{**config, "worlds": 1}).num_envs
                 known["worlds"] = -(-known.pop("num_envs") // agents)
-            return own_environments()[kind](**{**config, **known})
+            return own(**{**config, **known})
         inner = _built(_described(config.pop("inner")), given, render_mode, depth + 1)
-        return inner if kind == _FILMING else own_environments()[kind](inner, **config)
+        return inner if kind == _FILMING else own(inner, **config)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise _NotOurs(f"its environment cannot be rebuilt: {error}") from error
+
+
+def _own_environment(kind: str) -> Any:
+    """Return rein's environment or wrapper of a full name, which may be in another module than in earlier versions."""
+    is_built = kind.startswith("rein.envs.") and not kind.startswith(NOT_REBUILT)
+    by_name = {value.__name__: value for value in own_environments().values()}
+    return by_name.get(kind.rpartition(".")[2]) if is_built else None
 
 
 def _why_not(kind: str, config: Mapping[str, Any]) -> str:

@@ -15,8 +15,8 @@ import tyro
 from rein.cli.options import arguments_of
 from rein.cli.output import say
 from rein.cli.rebuild import environment_of
-from rein.envs.base.video import Video, as_frame, frames_per_second
-from rein.envs.wrappers.base import unwrapped
+from rein.envs.base.rendering import Video, as_frame, frames_per_second
+from rein.envs.wrappers.wrapper import unwrapped
 from rein.episodes.replay import Difference, Replay, replay
 from rein.files import absolute, short
 from rein.store.reader import open_run

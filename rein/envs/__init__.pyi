@@ -17,7 +17,7 @@ from rein.envs.mountain_car import MountainCarContinuous as MountainCarContinuou
 from rein.envs.navigation import Navigation as Navigation
 from rein.envs.pendulum import Pendulum as Pendulum
 from rein.envs.pettingzoo import PettingZooEnvironment as PettingZooEnvironment
-from rein.envs.pettingzoo_game import PettingZooGame as PettingZooGame
+from rein.envs.pettingzoo import PettingZooGame as PettingZooGame
 from rein.envs.tensors import TensorEnvironment as TensorEnvironment
 from rein.envs.tictactoe import TicTacToe as TicTacToe
 from rein.envs.turtleworld import Turtleworld as Turtleworld

@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.drawing import BLUE, GREEN, LINE, PALE, Canvas, Frame
+from rein.envs.base.rendering import BLUE, GREEN, LINE, PALE, Canvas, Frame
 from rein.envs.base.simulation import SimulatedEnvironment
 
 _GRAVITY = 9.8  # m/s^2
@@ -42,7 +42,7 @@ def _derivative(state_4N: Tensor, torque_N: Tensor) -> Tensor:
     return torch.stack((omega_1N, omega_2N, alpha_1N, alpha_2N))
 
 
-class Acrobot(SimulatedEnvironment):
+class Acrobot(SimulatedEnvironment, max_episode_steps=500):
     """N chains of two links with a fixed upper end: Acrobot-v1 of Gymnasium.
 
     The angle of the upper link is theta_1, which is 0 if the link hangs down. The angle of the lower link relative to
@@ -58,8 +58,8 @@ class Acrobot(SimulatedEnvironment):
 
     An episode terminates if the lower end is more than 1 m above the fixed end:
     -cos theta_1 - cos(theta_1 + theta_2) > 1. The reward is 0 in this step and -1 in all others. An episode
-    is truncated after `max_episode_steps` (None: never). The observation (N, 6) is cosine and sine of theta_1, cosine
-    and sine of theta_2, omega_1 and omega_2.
+    is truncated after `max_episode_steps` (default 500; None: never). The observation (N, 6) is cosine and sine of
+    theta_1, cosine and sine of theta_2, omega_1 and omega_2.
 
     Source: Sutton 1996, Generalization in Reinforcement Learning: Successful Examples Using Sparse Coarse Coding. The
     equations are those of the book by Sutton and Barto, which correct the paper.
@@ -70,17 +70,6 @@ class Acrobot(SimulatedEnvironment):
     initial_range = ((-0.1, 0.1),) * 4
     action_values = (-1.0, 0.0, 1.0)
     render_fps = 15  # frames per second of videos
-
-    def __init__(
-        self,
-        num_envs: int = 16,
-        *,
-        seed: int | None = None,
-        max_episode_steps: int | None = 500,
-        device: torch.device | str = "cpu",
-        compile: bool = False,
-    ) -> None:
-        super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device, compile=compile)
 
     def dynamics(self, state_4N: Tensor, torque_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Apply a torque between the links for 0.2 s."""

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.drawing import DARK, LINE, YELLOW, Canvas, Frame
+from rein.envs.base.rendering import DARK, LINE, YELLOW, Canvas, Frame
 from rein.envs.base.simulation import SimulatedEnvironment
 
 _GRAVITY = 9.8  # m/s^2
@@ -37,7 +37,7 @@ def _beyond(value_N: Tensor, limit: float) -> Tensor:
     return value_N.clamp(-limit, limit) != value_N  # |value| > limit, in two thirds of the time
 
 
-class CartPole(SimulatedEnvironment):
+class CartPole(SimulatedEnvironment, max_episode_steps=500):
     """N carts, each with a hinged pole: CartPole-v1 of Gymnasium.
 
     The state is the position x and velocity v of the cart, and the angle theta (0 if upright) and angular velocity
@@ -51,7 +51,7 @@ class CartPole(SimulatedEnvironment):
 
     with pole mass m = 0.1 kg, half length l = 0.5 m, total mass M = 1.1 kg and g = 9.8 m/s^2. The reward is 1 per step.
     An episode terminates if x leaves [-2.4, 2.4] or theta leaves [-12, 12] degrees, and is truncated after
-    `max_episode_steps` (None: never). The observation (N, 4) is x, v, theta and omega.
+    `max_episode_steps` (default 500; None: never). The observation (N, 4) is x, v, theta and omega.
 
     Source: Barto, Sutton and Anderson 1983, Neuronlike adaptive elements that can solve difficult learning control
     problems. The equations are those of Florian 2007, without friction.
@@ -62,17 +62,6 @@ class CartPole(SimulatedEnvironment):
     initial_range = ((-0.05, 0.05),) * 4
     action_values = (-_FORCE / _MASS, _FORCE / _MASS)
     render_fps = 50  # frames per second of videos
-
-    def __init__(
-        self,
-        num_envs: int = 16,
-        *,
-        seed: int | None = None,
-        max_episode_steps: int | None = 500,
-        device: torch.device | str = "cpu",
-        compile: bool = False,
-    ) -> None:
-        super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device, compile=compile)
 
     def dynamics(self, state_4N: Tensor, push_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Push the carts for 0.02 s. Uses few calls, which cost more than arithmetic for a thousand environments."""

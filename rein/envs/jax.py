@@ -17,18 +17,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.contract import check_action, checked_num_envs, representation
-from rein.envs.base.groups import ObservationGroups
-from rein.envs.base.seeding import EpisodeSeeds
-from rein.envs.base.step_checks import CLOSED, check_begun, check_open
-from rein.errors import explain
+from rein.envs.base.contract import check_action, check_begun, checked_num_envs, representation
+from rein.envs.base.seeding import EpisodeSeeds, SeededEnvironment
 from rein.ops.trees import map_tree
-from rein.spaces.conversion import dtypes_of, gymnasium_space
+from rein.spaces.conversion import ObservationGroups, dtypes_of, gymnasium_space
 from rein.types import TimeStep, Tree
 
 
-@explain("ENVIRONMENT_ATTRIBUTES")
-class JaxEnvironment:
+class JaxEnvironment(SeededEnvironment):
     """Adapter for environments written in JAX: gymnax, Brax, and MuJoCo Playground (MJX).
 
     `env` is one environment. The adapter vectorizes it with `jax.vmap` and compiles the step with `jax.jit`. Tensors
@@ -86,21 +82,10 @@ class JaxEnvironment:
         self.device = torch.from_dlpack(self._jax.numpy.zeros(1)).device
         self._seeds = EpisodeSeeds(self.num_envs, seed, self.device)
         self._table: tuple[Any, Any] = None, None  # the table of episode seeds (P,), as a tensor and in JAX
-        self._begin, self._step = (functools.partial(compiled, interface, self.params) for compiled in _compiled())
+        self._first, self._step = (functools.partial(compiled, interface, self.params) for compiled in _compiled())
         self._state: Any = None
         self._steps_N: Any = None
         self._checked = False
-        self._ended: str | None = None  # CLOSED after `close`
-
-    @property
-    def seed(self) -> int | None:
-        """Random seed of all environments; None until given or drawn at the first reset."""
-        return self._seeds.seed
-
-    @property
-    def episode_seeds(self) -> Tensor:
-        """(N,) int64: seeds of the current episodes; -1 before the first reset."""
-        return self._seeds.current
 
     @property
     def config(self) -> dict[str, Any]:
@@ -113,12 +98,8 @@ class JaxEnvironment:
             "seed": self.seed,
         }
 
-    def reset(self, seed: int | None = None) -> Tree:
-        """Begin the next episode of every environment, from episode 0 if `seed` is given. Returns the observation."""
-        check_open(type(self).__name__, "reset", self._ended)
-        if seed is not None:
-            self._seeds.restart(seed)
-        observation, self._state = self._begin(self._array(self._seeds.advance().to(torch.int32)))
+    def _begin(self, start: Tensor) -> Tree:
+        observation, self._state = self._first(self._array(start.to(torch.int32)))
         self._steps_N = self._jax.numpy.zeros(self.num_envs, "int32")
         return self._observed(observation)
 
@@ -148,14 +129,6 @@ class JaxEnvironment:
         valid_N = torch.ones_like(terminated_N)
         return TimeStep(observation, reward_N, terminated_N, truncated_N, final, valid_N, {})
 
-    def reseed(self, seed: int) -> None:
-        """Set the random seed. Raises RuntimeError after the first reset."""
-        self._seeds.reseed(seed)
-
-    def close(self) -> None:
-        """Refuse further steps. The environment holds no resources."""
-        self._ended = CLOSED
-
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the episode of every environment. The state of JAX is a list of tensors."""
         leaves = None if self._state is None else self._jax.tree.leaves((self._state, self._steps_N))
@@ -166,7 +139,7 @@ class JaxEnvironment:
         self._seeds.load_state_dict(state["seeds"])
         self._state = None
         if state["state"] is not None:
-            _, like = self._jax.eval_shape(self._begin, self._jax.numpy.zeros(self.num_envs, "int32"))
+            _, like = self._jax.eval_shape(self._first, self._jax.numpy.zeros(self.num_envs, "int32"))
             steps = self._jax.ShapeDtypeStruct((self.num_envs,), "int32")
             parts, structure = self._jax.tree.flatten((like, steps))
             if len(parts) != len(state["state"]):

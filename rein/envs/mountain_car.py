@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.drawing import BLUE, DARK, GREEN, GREY, LINE, Canvas, Frame
+from rein.envs.base.rendering import BLUE, DARK, GREEN, GREY, LINE, Canvas, Frame
 from rein.envs.base.simulation import SimulatedEnvironment
 
 _POSITIONS, _TOP_SPEED = (-1.2, 0.6), 0.07
@@ -24,7 +24,7 @@ _POWER, _GOAL_CONTINUOUS = 0.0015, 0.45
 _PRIZE, _COST = 100.0, 0.1
 
 
-class MountainCar(SimulatedEnvironment):
+class MountainCar(SimulatedEnvironment, max_episode_steps=200):
     """N cars in the valley sin(3 x): MountainCar-v0 of Gymnasium.
 
     The cars start at rest with x uniform on [-0.6, -0.4). Actions are 0 push left, 1 do nothing, 2 push right::
@@ -33,7 +33,7 @@ class MountainCar(SimulatedEnvironment):
         x' = x + v', clipped to [-1.2, 0.6]; at -1.2 a wall stops the car
 
     The reward is -1 per step. An episode terminates if x' >= 0.5 and v' >= 0, and is truncated after
-    `max_episode_steps` (None: never). The observation (N, 2) is x and v.
+    `max_episode_steps` (default 200; None: never). The observation (N, 2) is x and v.
 
     Source: Moore 1990, Efficient Memory-based Learning for Robot Control.
     """
@@ -43,17 +43,6 @@ class MountainCar(SimulatedEnvironment):
     initial_range = _STARTS
     action_values = (-_FORCE, 0.0, _FORCE)
     render_fps = 30  # frames per second of videos
-
-    def __init__(
-        self,
-        num_envs: int = 16,
-        *,
-        seed: int | None = None,
-        max_episode_steps: int | None = 200,
-        device: torch.device | str = "cpu",
-        compile: bool = False,
-    ) -> None:
-        super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device, compile=compile)
 
     def dynamics(self, state_2N: Tensor, push_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Push the cars for one step."""
@@ -65,7 +54,7 @@ class MountainCar(SimulatedEnvironment):
         return _picture(state[0], _GOAL)
 
 
-class MountainCarContinuous(SimulatedEnvironment):
+class MountainCarContinuous(SimulatedEnvironment, max_episode_steps=999):
     """N cars in the valley sin(3 x): MountainCarContinuous-v0 of Gymnasium.
 
     The cars start at rest with x uniform on [-0.6, -0.4). The action a is the throttle::
@@ -74,8 +63,8 @@ class MountainCarContinuous(SimulatedEnvironment):
         x' = x + v', clipped to [-1.2, 0.6]; at -1.2 a wall stops the car
         reward = -0.1 a^2 with the unclipped action, plus 100 at the goal
 
-    An episode terminates if x' >= 0.45 and v' >= 0, and is truncated after `max_episode_steps` (None: never). The
-    observation (N, 2) is x and v.
+    An episode terminates if x' >= 0.45 and v' >= 0, and is truncated after `max_episode_steps` (default 999; None:
+    never). The observation (N, 2) is x and v.
 
     Source: Moore 1990, Efficient Memory-based Learning for Robot Control.
     """
@@ -84,17 +73,6 @@ class MountainCarContinuous(SimulatedEnvironment):
     single_action_space = spaces.Box(-1.0, 1.0, (1,))
     initial_range = _STARTS
     render_fps = 30  # frames per second of videos
-
-    def __init__(
-        self,
-        num_envs: int = 16,
-        *,
-        seed: int | None = None,
-        max_episode_steps: int | None = 999,
-        device: torch.device | str = "cpu",
-        compile: bool = False,
-    ) -> None:
-        super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device, compile=compile)
 
     def dynamics(self, state_2N: Tensor, action_N1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Push the cars for one step."""

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.contract import checked_count
-from rein.envs.base.drawing import BLUE, DARK, GREEN, LINE, PALE, RED, YELLOW, Canvas, Frame
+from rein.envs.base.rendering import BLUE, DARK, GREEN, LINE, PALE, RED, YELLOW, Canvas, Frame
 from rein.envs.base.worlds import SimulatedWorlds
 from rein.ops.random import uniform
 

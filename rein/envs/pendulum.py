@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.drawing import DARK, RED, Canvas, Frame
+from rein.envs.base.rendering import DARK, RED, Canvas, Frame
 from rein.envs.base.simulation import SimulatedEnvironment
 
 _GRAVITY = 10.0  # m/s^2
@@ -24,7 +24,7 @@ _BOUNDS = np.array([1.0, 1.0, _TOP_SPEED], np.float32)
 _FALL, _LIFT = 3.0 * _GRAVITY / (2.0 * _LENGTH) * _TAU, 3.0 / (_MASS * _LENGTH**2) * _TAU
 
 
-class Pendulum(SimulatedEnvironment):
+class Pendulum(SimulatedEnvironment, max_episode_steps=200):
     """N pendulums with a motor at the axle: Pendulum-v1 of Gymnasium.
 
     The angle theta is in [-pi, pi] and 0 if the pendulum is upright. An episode starts with theta uniform on [-pi, pi)
@@ -34,8 +34,8 @@ class Pendulum(SimulatedEnvironment):
         omega' = omega + 0.05 (15 sin theta + 3 u), clipped to [-8, 8]
         theta' = theta + 0.05 omega'
 
-    An episode never terminates, and is truncated after `max_episode_steps` (None: never). The observation (N, 3) is
-    cos theta, sin theta and omega.
+    An episode never terminates, and is truncated after `max_episode_steps` (default 200; None: never). The observation
+    (N, 3) is cos theta, sin theta and omega.
 
     Source: the equations of Gymnasium, for a thin rod of 1 kg and 1 m and a gravity of 10 m/s^2.
     """
@@ -44,17 +44,6 @@ class Pendulum(SimulatedEnvironment):
     single_action_space = spaces.Box(-_TOP_TORQUE, _TOP_TORQUE, (1,))
     initial_range = ((-math.pi, math.pi), (-1.0, 1.0))
     render_fps = 30  # frames per second of videos
-
-    def __init__(
-        self,
-        num_envs: int = 16,
-        *,
-        seed: int | None = None,
-        max_episode_steps: int | None = 200,
-        device: torch.device | str = "cpu",
-        compile: bool = False,
-    ) -> None:
-        super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device, compile=compile)
 
     def dynamics(self, state_2N: Tensor, action_N1: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Apply a torque for 0.05 s."""

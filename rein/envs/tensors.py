@@ -15,14 +15,20 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.contract import check_action, representation
-from rein.envs.base.groups import ObservationGroups
+from rein.envs.base.contract import (
+    CLOSED,
+    check_action,
+    check_begun,
+    check_open,
+    ends_episodes,
+    representation,
+    where_rows,
+)
 from rein.envs.base.seeding import UNKNOWN
-from rein.envs.base.step_checks import CLOSED, check_begun, check_open, ends_episodes
 from rein.errors import EnvironmentContractError, explain
 from rein.ops.random import checked_seed, stream_seed
 from rein.ops.trees import leaves, map_tree
-from rein.spaces.conversion import dtypes_of, gymnasium_space
+from rein.spaces.conversion import ObservationGroups, dtypes_of, gymnasium_space
 from rein.types import TimeStep, Tree
 
 FinalObservation = Literal["step", "info", "previous"]
@@ -197,11 +203,11 @@ class TensorEnvironment:
     ) -> tuple[Tree, Tree]:
         """Return the current observation and the final one in a step in which an episode may have ended."""
         if self.final_observation == "previous":
-            return observation, _where(ended_N, previous, observation)
+            return observation, where_rows(ended_N, previous, observation)
         if self.final_observation == "info":
             final = next((info[key] for key in _KEYS if key in info), None)
             if final is not None:
-                return observation, _where(ended_N, self._observed(final, copy=False), observation)
+                return observation, where_rows(ended_N, self._observed(final, copy=False), observation)
             if self._on_host:
                 raise EnvironmentContractError(
                     f"{self}: an episode has ended, but info has no entry {' or '.join(_KEYS)}; return it, or use "
@@ -212,7 +218,7 @@ class TensorEnvironment:
         if not len(index_R):
             return observation, observation
         begun, _ = self.env.reset(**({"env_ids": index_R} if self._by_ids else {"options": {"env_idx": index_R}}))
-        return _where(ended_N, self._observed(begun, copy=False), observation), observation
+        return where_rows(ended_N, self._observed(begun, copy=False), observation), observation
 
 
 def _attribute(env: Any, name: str) -> Any:
@@ -265,9 +271,9 @@ def _declared(env: Any, config: Any) -> FinalObservation | None:
     return None
 
 
-def _unknown(env: Any, config: Any, given: Any) -> str:
-    name = f"TensorEnvironment({type(env).__name__}, final_observation={given!r})"
-    if given is not None:
+def _unknown(env: Any, config: Any, source: Any) -> str:
+    name = f"TensorEnvironment({type(env).__name__}, final_observation={source!r})"
+    if source is not None:
         return f'{name}: give "step", "info" or "previous"'
     advice = ""
     if hasattr(config, "auto_reset"):
@@ -283,11 +289,3 @@ def _unknown(env: Any, config: Any, given: Any) -> str:
 def _new(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a new tensor of the dtype. `clone` takes half the time of `to`."""
     return tensor.clone() if tensor.dtype is dtype else tensor.to(dtype)
-
-
-def _where(mask_N: Tensor, new: Tree, old: Tree) -> Tree:
-    if isinstance(old, Tensor):
-        while mask_N.ndim < old.ndim:
-            mask_N = mask_N.unsqueeze(-1)
-        return torch.where(mask_N, new, old)
-    return map_tree(lambda a, b: _where(mask_N, a, b), new, old)

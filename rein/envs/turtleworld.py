@@ -17,7 +17,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.drawing import BLUE, DARK, GREEN, LINE, PALE, Canvas, Frame
+from rein.envs.base.rendering import BLUE, DARK, GREEN, LINE, PALE, Canvas, Frame
 from rein.envs.base.simulation import SimulatedEnvironment
 
 _SIZE = 5.0
@@ -147,9 +147,9 @@ class Turtleworld(SimulatedEnvironment):
 
     def _path_of(self, index: int) -> list[tuple[float, float]]:
         """Return the positions of the turtle in this episode, the latest first."""
-        known = torch.stack(tuple(self._path))[:, index].tolist() if self._path and index < _FILMED else []
+        recorded = torch.stack(tuple(self._path))[:, index].tolist() if self._path and index < _FILMED else []
         path, step = [], int(self._steps_N[index])
-        for x, y, steps in reversed(known):
+        for x, y, steps in reversed(recorded):
             if steps == step:  # otherwise only other turtles were stepped
                 path.append((x * _SIZE, y * _SIZE))
                 step -= 1

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from rein.errors import CheckpointError
 from rein.loop import Loop
 from rein.loop.events import Event
+from rein.loop.saving import unowned
 from rein.loop.state import State
-from rein.loop.unowned import unowned
 
 logger = logging.getLogger("rein")
 

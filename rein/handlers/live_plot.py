@@ -11,8 +11,7 @@ from typing import Any
 
 from rein.handlers.output import in_notebook, short_number
 from rein.loop import Loop
-from rein.loop.clocks import CLOCKS
-from rein.loop.state import State
+from rein.loop.state import CLOCKS, State
 
 COLUMNS = 3  # plots in a row
 _DEFAULTS = ("episode_return", "evaluation_return")

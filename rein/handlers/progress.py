@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, TextIO
 
 from rein.handlers.output import UNSOLVED, duration, ending, grouped, in_notebook, short_number, write_line
 from rein.loop import Loop
-from rein.loop.clocks import CLOCKS
-from rein.loop.state import INTERRUPT, State
+from rein.loop.state import CLOCKS, INTERRUPT, State
 
 BAR_SECONDS = 0.5  # between two drawings of the bar or the panel, each of which takes about 4 ms
 LINE_SECONDS = 5.0  # between two plain lines

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from rein.errors import hints
 from rein.loop import Loop
-from rein.loop.clocks import CLOCKS
-from rein.loop.state import State
+from rein.loop.state import CLOCKS, State
 
 
 def stop_at(

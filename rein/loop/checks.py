@@ -45,26 +45,26 @@ def event_name(name: str) -> None:
         raise ValueError(f"define({name!r}): the name of an event must be a Python identifier")
 
 
-def first_result(given: Any) -> Callable[[State], None]:
+def first_result(first: Any) -> Callable[[State], None]:
     """Return a check for the first edge. It raises TypeError if the step returned something other than a step_state.
 
-    `given` is the first step_state. A step may return it again, even if it is a generator.
+    `first` is the first step_state. A step may return it again, even if it is a generator.
     """
 
     def check_first_result(state: State) -> None:
         result = state.step_state
         if result is state:
             raise TypeError("the step returned the state of the run; return the next step_state, or None")
-        if result is not given and (inspect.isgenerator(result) or inspect.iscoroutine(result)):
+        if result is not first and (inspect.isgenerator(result) or inspect.iscoroutine(result)):
             kind = type(result).__name__
             raise TypeError(f"the step returned a {kind}, which has not run; return the next step_state")
 
     return check_first_result
 
 
-def closest(name: str, known: Iterable[str]) -> str:
+def closest(name: str, event_names: Iterable[str]) -> str:
     """Return a hint for an unknown event name: the closest name, or all names."""
-    names = list(known)
+    names = list(event_names)
     near = difflib.get_close_matches(name, names, 1)
     return f"; did you mean {near[0]!r}?" if near else f"; its events are {', '.join(names)}"
 

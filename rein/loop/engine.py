@@ -73,7 +73,7 @@ def _finish_postponed(loop: Loop) -> None:
         return
     postponed, state._postponed = state._postponed, None
     try:
-        loop.events[postponed["event"]].go_on(postponed["handler"], state, wired=False)
+        loop.events[postponed["event"]].finish(postponed["handler"], state, wired=False)
     except Postponed as again:
         _postpone(state, again)
 
@@ -87,15 +87,11 @@ def _ran_epoch(loop: Loop, source: Batches | None) -> bool:
     """Run the next epoch or the rest of an open one. Return False if none is left or the epoch stays open."""
     state, halts = loop.state, loop.state._halts
     # a halt of the loop ends the open epoch as halted; only an interrupt leaves it open
-    done = HALT_LOOP in halts or _all_epochs_ended(state)
+    done = HALT_LOOP in halts or (state.max_epochs is not None and state._epochs_ended >= state.max_epochs)
     if INTERRUPT in halts or (not state._epoch_open and (done or (source is not None and source.exhausted()))):
         return False
     _run_epoch(loop, source)
     return not state._epoch_open
-
-
-def _all_epochs_ended(state: State) -> bool:
-    return state.max_epochs is not None and state._epochs_ended >= state.max_epochs
 
 
 def _run_epoch(loop: Loop, source: Batches | None) -> None:
@@ -211,7 +207,7 @@ def _end_epoch(loop: Loop, ending: Event) -> None:
             if postponed is None:
                 event.fire(state)
             elif postponed["event"] == event.name:
-                event.go_on(postponed["handler"], state, wired=True)
+                event.finish(postponed["handler"], state, wired=True)
                 postponed = None
         metrics = loop.metrics.freeze()
     except Postponed as cut:

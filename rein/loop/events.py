@@ -11,7 +11,7 @@ handlers, or after them with `last=True`. It is not listed and cannot be muted o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, MutableSet
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, overload
 
 import attrs
@@ -26,34 +26,14 @@ logger = logging.getLogger("rein")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _OrderedSet(MutableSet):
+class _OrderedSet(dict[Any, None]):
     """Set that iterates in insertion order. The order of a built-in set changes between runs."""
 
-    def __init__(self, values: Iterable[Any] = ()) -> None:
-        self._values = dict.fromkeys(values)
-
-    def __contains__(self, value: object) -> bool:
-        return value in self._values
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(tuple(self._values))
-
-    def __len__(self) -> int:
-        return len(self._values)
-
     def add(self, value: Any) -> None:
-        self._values[value] = None
+        self[value] = None
 
     def discard(self, value: Any) -> None:
-        self._values.pop(value, None)
-
-    remove = discard
-
-    def update(self, values: Iterable[Any]) -> None:
-        self._values.update(dict.fromkeys(values))
-
-    def copy(self) -> _OrderedSet:
-        return _OrderedSet(self._values)
+        self.pop(value, None)
 
 
 class _Signal(blinker.Signal):
@@ -146,10 +126,10 @@ class Event:
 
     def detach(self, function: Handle | Handler) -> None:
         """Detach a handle, or all attachments of a function. Raises ValueError if it is not attached."""
-        found = [h for h in self._handles if h is function or same(h.function, function)]
-        if not found:
+        handles = [h for h in self._handles if h is function or same(h.function, function)]
+        if not handles:
             raise ValueError(f"{self.name}: {name_of(function)} is not attached")
-        for handle in found:
+        for handle in handles:
             handle.detach()
 
     def wire(self, function: F, *, last: bool = False) -> F:
@@ -231,7 +211,7 @@ class Event:
         """Call everything; used if a handler is filtered or if something runs after the handlers."""
         self._call(self._gated, state)
 
-    def go_on(self, key: str, state: State, *, wired: bool) -> None:
+    def finish(self, key: str, state: State, *, wired: bool) -> None:
         """Finish a postponed firing: call the handler with this key and those after it.
 
         The firing is not counted again. With `wired`, the wiring is called again as well.

@@ -16,8 +16,7 @@ from typing import Any
 import attrs
 
 from rein.loop.checks import check_function
-from rein.loop.clocks import CLOCKS
-from rein.loop.state import State
+from rein.loop.state import CLOCKS, State
 
 UNITS = ("iteration", *CLOCKS)
 
@@ -57,24 +56,24 @@ class Filter:
         return int(self.every or 0) if simple and all(value is NOT_GIVEN for value in rest) else 0
 
     def __str__(self) -> str:
-        given = [(name, getattr(self, name)) for name in ("every", "once", "before", "after", "when", "unit")]
+        conditions = [(name, getattr(self, name)) for name in ("every", "once", "before", "after", "when", "unit")]
         absent = {"when": None, "unit": None}
-        parts = [f"{name}={value!r}" for name, value in given if value is not absent.get(name, NOT_GIVEN)]
+        parts = [f"{name}={value!r}" for name, value in conditions if value is not absent.get(name, NOT_GIVEN)]
         return f"{self.event}({', '.join(parts)})"
 
 
-def make_filter(event: str, **given: Any) -> Filter | None:
+def make_filter(event: str, **conditions: Any) -> Filter | None:
     """Check the arguments of `loop.<event>(...)`. Returns None without filters. Raises TypeError or ValueError."""
-    known = ("every", "once", "before", "after", "when", "unit")
-    for name in given:
-        if name not in known:
-            raise TypeError(f"{event}({name}=...): unknown filter; the filters are {', '.join(known)}")
-    filter = Filter(event, **given)
+    names = ("every", "once", "before", "after", "when", "unit")
+    for name in conditions:
+        if name not in names:
+            raise TypeError(f"{event}({name}=...): unknown filter; the filters are {', '.join(names)}")
+    filter = Filter(event, **conditions)
     if filter.unit is not None and filter.unit not in UNITS:
         raise ValueError(f"{filter}: unknown unit {filter.unit!r}; the units are {', '.join(UNITS)}")
     if filter.when is not None:
         check_function(str(filter), "predicate", filter.when)
-    counts = {name: _checked(filter, name) for name in ("every", "once", "before", "after") if name in given}
+    counts = {name: _checked(filter, name) for name in ("every", "once", "before", "after") if name in conditions}
     if filter.unit is not None and not counts:
         raise ValueError(f"{filter}: `unit` needs one of every, once, before and after")
     return attrs.evolve(filter, **counts) if counts or filter.when is not None else None
@@ -99,7 +98,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def reader(filter: Filter) -> Callable[[State], float] | None:
+def _reader(filter: Filter) -> Callable[[State], float] | None:
     """Return a function that reads the filter's unit from the state; None for the event's own count."""
     if filter.unit is None:
         return None
@@ -116,8 +115,9 @@ def make_gate(filter: Filter, key: str, state: State) -> Gate:
 
     `key` is the entry of `state.counts` for the memory of a filter on a clock. An existing entry (a resume) is kept.
     """
-    read = reader(filter)
-    remember(filter, key, state)
+    read = _reader(filter)
+    if read is not None and not (filter.every is NOT_GIVEN and filter.once is NOT_GIVEN):
+        state.counts.setdefault(key, [state.epoch, state.iteration] if filter.unit == "iteration" else read(state))
     crossing, bound, when = _crossing(filter, read, key, state), _bound(filter, read), filter.when
     if crossing is not None and bound is None and when is None:
         return crossing
@@ -195,10 +195,3 @@ def _multiples(filter: Filter, read: Callable[[State], float], key: str, state: 
         return True
 
     return crosses
-
-
-def remember(filter: Filter, key: str, state: State) -> None:
-    """Add the current clock value to `state.counts` as the memory of the filter, unless an entry exists."""
-    read = reader(filter)
-    if read is not None and not (filter.every is NOT_GIVEN and filter.once is NOT_GIVEN):
-        state.counts.setdefault(key, [state.epoch, state.iteration] if filter.unit == "iteration" else read(state))

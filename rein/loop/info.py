@@ -23,7 +23,7 @@ def run_info(loop: Loop) -> dict[str, Any]:
         for name, part in loop.parts.items()
     }
     return {
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), **{name: version_of(name) for name in _PACKAGES}},
         "command": sys.argv,
         "threads": torch.get_num_threads(),
         "epochs": loop.state.max_epochs,
@@ -33,18 +33,14 @@ def run_info(loop: Loop) -> dict[str, Any]:
     }
 
 
-def _versions() -> dict[str, str]:
-    return {name: version_of(name) for name in _PACKAGES}
-
-
 def version_of(package: str) -> str:
     """Return the version of an imported package, from its module if possible.
 
     Installed metadata is read only for modules without `__version__`. Returns "unknown" if there is none.
     """
-    found = vars(sys.modules[package]).get("__version__") if package in sys.modules else None
+    version = vars(sys.modules[package]).get("__version__") if package in sys.modules else None
     try:
-        return importlib.metadata.version(package) if found is None else str(found)
+        return importlib.metadata.version(package) if version is None else str(version)
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
 

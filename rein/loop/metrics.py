@@ -245,22 +245,22 @@ class Metrics(MutableMapping[str, Any]):
         self._set_updates()
 
     def _set_updates(self) -> None:
-        found = () if self._reported is None else (self._find_new,)
-        self.updates = (*found, *(accumulator.update for accumulator in self._accumulators.values()))
+        finders = () if self._reported is None else (self._find_new,)
+        self.updates = (*finders, *(accumulator.update for accumulator in self._accumulators.values()))
 
     def _find_new(self, state: State) -> None:
         """Accumulate numbers that the steps report for the first time. Raises ValueError if a name is taken."""
-        known, found = self._reported, state.step_state.metrics
-        if known is None or not found or found.keys() <= known.keys():
+        reported, metrics = self._reported, state.step_state.metrics
+        if reported is None or not metrics or metrics.keys() <= reported.keys():
             return
-        for name, value in found.items():
-            if name in known or value is None:
+        for name, value in metrics.items():
+            if name in reported or value is None:
                 continue
             is_new = name not in self._accumulators and not str(name).endswith("_per_learner") and _is_number(value)
             if is_new:
                 self.accumulate(name, name)
                 self._accumulators[name].update(state)
-            known[name] = is_new
+            reported[name] = is_new
 
     def compute(self, name: str, read: Callable[[], Any]) -> None:
         """Call `read()` whenever the metric is read. The function keeps its own state."""
@@ -349,12 +349,12 @@ class Metrics(MutableMapping[str, Any]):
         self._check_readers([name for name in self._readers if name not in self._unchecked])
 
     def _check_readers(self, names: Sequence[str], raises: bool = False) -> None:
-        known = self._seen | self._declared if names else set()
+        metric_names = self._seen | self._declared if names else set()
         for name in names:
-            if name in known:
+            if name in metric_names:
                 continue
-            listed = ", ".join(sorted(known)) or "none"
-            if raises and (similar := hints().similar_metric(name, known)):
+            listed = ", ".join(sorted(metric_names)) or "none"
+            if raises and (similar := hints().similar_metric(name, metric_names)):
                 raise ValueError(
                     f"{self._readers[name]}: no metric {name!r}; did you mean {similar!r}? The metrics are {listed}"
                 )

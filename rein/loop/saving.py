@@ -1,12 +1,15 @@
-"""Saving and loading the state of a loop, gradients included."""
+"""Saving and loading the state of a loop, gradients included, and the search for state that a checkpoint would omit."""
 
 from __future__ import annotations
 
 import collections
+import dis
+import functools
+import inspect
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from rein.loop.state import HALT_EPOCH, EpochRecord, State
-from rein.ops.trees import load_plain_state, map_tree, namedtuples, pack, plain_state, unpack
+from rein.ops.trees import leaves, load_plain_state, map_tree, namedtuples, pack, plain_state, unpack
 
 if TYPE_CHECKING:
     from rein.loop.loop import Loop
@@ -190,7 +193,7 @@ def _to_integer_keys(value: Any) -> Any:
     return {key: _to_integer_keys(entry) for key, entry in value.items()}
 
 
-_LIMIT = 10_000  # objects visited inside a part; larger parts are data
+_MOST_OF_PART = 10_000  # objects visited inside a part; larger parts are data
 _PLAIN = (str, bytes, int, float, complex, type(None), type, ModuleType, FunctionType)
 _PLAIN += (np.ndarray, np.generic, torch.Generator, torch.device)
 
@@ -213,8 +216,8 @@ def save_gradients(parts: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
 
 def load_gradients(parts: Mapping[str, Any], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Set the saved gradients and clear all others. Raises ValueError for an unknown parameter."""
-    found = {name: dict(_parameters(part)) for name, part in parts.items()}
-    for name, parameters in found.items():
+    parameters_of = {name: dict(_parameters(part)) for name, part in parts.items()}
+    for name, parameters in parameters_of.items():
         if unknown := sorted(saved.get(name, {}).keys() - parameters.keys()):
             raise ValueError(
                 f"the state has gradients of {', '.join(unknown)} of the part {name!r}, which has no such parameters: "
@@ -224,7 +227,7 @@ def load_gradients(parts: Mapping[str, Any], saved: Mapping[str, Mapping[str, Te
             parameter.grad = None
     for name, gradients in saved.items():
         for path, gradient in gradients.items():
-            parameter = found[name][path]
+            parameter = parameters_of[name][path]
             parameter.grad = gradient.to(parameter.device, parameter.dtype, copy=True)
 
 
@@ -237,7 +240,7 @@ def _parameters(part: Any) -> Iterator[tuple[str, Tensor]]:
     flat = type(part).__module__.startswith("rein.")
     seen: set[int] = set()
     waiting = collections.deque([("", part)])
-    while waiting and len(seen) < _LIMIT:
+    while waiting and len(seen) < _MOST_OF_PART:
         path, value = waiting.popleft()
         if id(value) in seen:
             continue
@@ -248,7 +251,7 @@ def _parameters(part: Any) -> Iterator[tuple[str, Tensor]]:
         elif isinstance(value, nn.Module):
             yield from ((_join(path, name), parameter) for name, parameter in value.named_parameters())
         elif value is part or not flat:
-            children = itertools.islice(_children(value), _LIMIT)
+            children = itertools.islice(_children(value), _MOST_OF_PART)
             waiting.extend((_join(path, name), child) for name, child in children if not isinstance(child, _PLAIN))
 
 
@@ -268,11 +271,102 @@ def _join(path: str, name: Any) -> str:
 
 def attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an object from its dictionary and its slots, without calling properties."""
-    found = dict(getattr(value, "__dict__", {}))
+    values = dict(getattr(value, "__dict__", {}))
     for kind in type(value).__mro__:
         for name in getattr(kind, "__slots__", ()) if not isinstance(getattr(kind, "__slots__", ()), str) else ():
             try:
-                found[name] = object.__getattribute__(value, name)
+                values[name] = object.__getattribute__(value, name)
             except (AttributeError, TypeError):  # not set, or copied from another class, as in arrays of JAX
                 continue
-    return found
+    return values
+
+
+_MOST_OF_PARTS = 100_000  # objects visited inside all parts; larger parts are data
+
+
+def unowned(loop: Loop) -> list[str]:
+    """Return one line for each stateful object that the step or a handler uses directly and that no part contains.
+
+    A function uses its closure variables, its defaults, and the global variables that it names. It also uses the
+    arguments of a `functools.partial` and the `self` of a bound method. An object with `__call__` uses its attributes.
+    Objects that these refer to are not visited.
+    """
+    owned = _inside(loop.parts.values()) | {id(own) for own in (loop, loop.metrics, loop.state.clocks)}
+    functions = [("the step", inspect.unwrap(loop.step))]
+    functions += [(f"a handler of {e.name}", f) for e in loop.events.values() for f in (*e.wiring, *e.handlers)]
+    used = [(where, name, value, _seeds(f)) for where, f in functions for name, value in _used(f)]
+    owned |= {id(value) for *_, value, seeds in used if seeds and isinstance(value, torch.Generator)}
+    lines: dict[int, str] = {}
+    for where, name, value, _ in used:
+        if id(value) not in owned and _has_state(value):
+            lines.setdefault(id(value), f"{type(value).__qualname__} {name!r} in {where}")
+    return list(lines.values())
+
+
+def _seeds(function: Any) -> bool:
+    """Return whether a function seeds its generators, so that their state need not be saved."""
+    code = getattr(getattr(function, "func", function), "__code__", None)
+    return code is not None and "manual_seed" in code.co_names
+
+
+def _has_state(value: Any) -> bool:
+    if isinstance(value, torch.Generator):  # `torch_generators` saves torch's own generators
+        return value is not torch.default_generator and value not in torch.cuda.default_generators
+    if isinstance(value, type | ModuleType):
+        return False
+    if not all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict")):
+        return False
+    try:
+        return any(True for _ in leaves(value.state_dict()))
+    except Exception:  # if the state cannot be read, assume that it is not empty
+        return True
+
+
+def _used(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that a function uses directly, with their names."""
+    if isinstance(function, functools.partial):
+        yield from ((type(value).__name__, value) for value in function.args)
+        yield from function.keywords.items()
+        yield from _used(function.func)
+    elif isinstance(function, MethodType):
+        yield "self", function.__self__
+        yield from _used(function.__func__)
+    elif isinstance(function, FunctionType):
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            try:
+                yield name, cell.cell_contents
+            except ValueError:  # a variable that is not assigned yet
+                continue
+        yield from ((type(value).__name__, value) for value in function.__defaults__ or ())
+        yield from (function.__kwdefaults__ or {}).items()
+        if (function.__module__ or "").partition(".")[0] != "rein":
+            yield from ((name, function.__globals__[name]) for name in _globals(function))
+    else:  # an object with `__call__`
+        yield "self", function
+        yield from attributes(function).items()
+
+
+def _globals(function: FunctionType) -> set[str]:
+    """Return the names of the global variables that a function reads. Attribute names are excluded."""
+    read = {str(line.argval) for line in dis.get_instructions(function) if line.opname == "LOAD_GLOBAL"}
+    return read & function.__globals__.keys()
+
+
+def _inside(parts: Iterable[Any]) -> set[int]:
+    """Return the ids of all objects in the parts, found through attributes and plain containers."""
+    seen: set[int] = set()
+    waiting = collections.deque(parts)
+    while waiting and len(seen) < _MOST_OF_PARTS:
+        value = waiting.popleft()
+        if id(value) in seen or isinstance(value, Tensor | str | int | float | type | ModuleType | FunctionType):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple | set | frozenset | collections.deque):
+            waiting.extend(value)
+        elif isinstance(value, MethodType):
+            waiting.append(value.__self__)
+        else:
+            waiting.extend(attributes(value).values())
+    return seen

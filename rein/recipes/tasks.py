@@ -7,7 +7,7 @@ from typing import Any
 
 from gymnasium.wrappers import AtariPreprocessing
 
-from rein.envs.gymnasium.adapter import GymnasiumEnvironment, make
+from rein.envs.gymnasium.adapter import GymnasiumEnvironment, make_one
 from rein.envs.wrappers.observations import FrameStack
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 
@@ -35,7 +35,7 @@ def pong_screens(num_envs: int = 8, seed: int | None = None, *, size: int = 84) 
 def screen(size: int) -> Any:
     """Create Pong as in Mnih et al. (2015): every fourth frame, maximum of two frames, grayscale, `size` x `size`."""
     # the wrapper reads the emulator directly, so choose the cheapest observation for Gymnasium: grayscale
-    raw = make("ALE/Pong-v5", {"frameskip": 1, "repeat_action_probability": 0.0, "obs_type": "grayscale"})
+    raw = make_one("ALE/Pong-v5", {"frameskip": 1, "repeat_action_probability": 0.0, "obs_type": "grayscale"})
     return AtariPreprocessing(raw, screen_size=size)
 
 

@@ -9,7 +9,7 @@ Shapes: N environments, A actions, B rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -79,6 +79,12 @@ def children(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]] | None:
     if isinstance(space, spaces.Tuple):
         return {str(index): inner for index, inner in enumerate(space.spaces)}
     return None
+
+
+def map_space(function: Callable[[spaces.Space[Any]], Any], space: spaces.Space[Any]) -> Any:
+    """Return `function(space)` of a single tensor, or a dictionary of the results for the parts of a Dict or Tuple."""
+    inner = children(space)
+    return function(space) if inner is None else {key: map_space(function, part) for key, part in inner.items()}
 
 
 def tensors_of(

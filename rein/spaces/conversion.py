@@ -18,12 +18,15 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.errors import EnvironmentContractError
-from rein.spaces import children
+from rein.spaces import CRITIC_OBSERVATION, children, map_space
 from rein.types import Tree
 
 _NARROWED = {"float64": "float32", "uint16": "int32", "uint32": "int64", "uint64": "int64"}
 _LARGEST = np.iinfo(np.int64).max
 _COUNTED = range(_LARGEST)  # row numbers 0, 1, ...
+_OBSERVATION = "observation"
+_ACTOR_GROUPS, _CRITIC_GROUP = ("policy", "actor"), "critic"  # of Isaac Lab and mjlab
+_PLAYGROUND = {"state": _OBSERVATION, "privileged_state": CRITIC_OBSERVATION}
 _FROM = {"f": "fiub", "i": "iub", "u": "ub", "b": "b"}  # dtype kind: kinds that may be cast to it
 
 
@@ -55,8 +58,7 @@ def tensor_dtype(space: spaces.Space[Any]) -> torch.dtype:
 
 def dtypes_of(space: spaces.Space[Any]) -> Any:
     """Return the dtype of the tensor of a space, or a dictionary of dtypes for a Dict or Tuple."""
-    inner = children(space)
-    return tensor_dtype(space) if inner is None else {key: dtypes_of(part) for key, part in inner.items()}
+    return map_space(tensor_dtype, space)
 
 
 def gymnasium_space(space: Any) -> spaces.Space[Any]:
@@ -78,6 +80,40 @@ def gymnasium_space(space: Any) -> spaces.Space[Any]:
         low, high = (np.broadcast_to(np.asarray(bound, dtype), space.shape) for bound in (space.low, space.high))
         return spaces.Box(low, high, dtype=dtype.type)
     raise TypeError(f"{space!r}: not a Box, Discrete, Dict or Tuple of Gymnasium, gymnax or mjlab")
+
+
+class ObservationGroups:
+    """Renames the observation groups of the actor and the critic.
+
+    The groups `policy` and `actor` become the entry `observation`, and `critic` becomes `critic_observation`. In
+    MuJoCo Playground, these groups are called `state` and `privileged_state`. Other entries keep their names. A
+    dictionary with only one of the actor's groups becomes the observation itself.
+    """
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self.space = space
+        self._only: str | None = None  # the group that is the whole observation
+        self._names: dict[str, str] = {}
+        if not isinstance(space, spaces.Dict):
+            return
+        actor = next((name for name in _ACTOR_GROUPS if name in space.spaces), None)
+        if actor is not None and len(space.spaces) == 1:
+            self._only, self.space = actor, space[actor]
+            return
+        names = {} if actor is None else {actor: _OBSERVATION, _CRITIC_GROUP: CRITIC_OBSERVATION}
+        if _PLAYGROUND.keys() <= space.spaces.keys():
+            names = _PLAYGROUND
+        if names:
+            self._names = {name: names.get(name, name) for name in space.spaces}
+            self.space = spaces.Dict({self._names[name]: part for name, part in space.spaces.items()})
+
+    def __call__(self, observation: Tree) -> Tree:
+        """Return the observation with renamed entries. Entries that are not in the space are left out."""
+        if self._only is not None:
+            return observation[self._only]
+        if self._names:
+            return {new: observation[name] for name, new in self._names.items()}
+        return observation
 
 
 def rounded_bounds(space: spaces.Space[Any]) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:

@@ -25,7 +25,7 @@ MASK_HINT = (
 # path of a mask, where the choices of each integer begin, and whether its space allows other numbers than 0 and 1
 _Place = tuple[tuple[str, ...], np.ndarray[Any, Any], bool]
 
-_known: dict[tuple[int, int], tuple[Any, Any, list[_Place]]] = {}  # by id: spaces are not hashable
+_places_of: dict[tuple[int, int], tuple[Any, Any, list[_Place]]] = {}  # by id: spaces are not hashable
 
 
 def check_masks(
@@ -94,13 +94,13 @@ def refuse_mask(who: str, mask: Any) -> NoReturn:
 def _places(observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> list[_Place]:
     """Return the masks of an observation, from a cache."""
     key = id(observation_space), id(action_space)
-    if key not in _known:
-        if len(_known) >= 64:
-            _known.clear()
+    if key not in _places_of:
+        if len(_places_of) >= 64:
+            _places_of.clear()
         space = entry(observation_space, ACTION_MASK)
-        found = [] if space is None else list(_find(space, action_space, (ACTION_MASK,)))
-        _known[key] = observation_space, action_space, found
-    return _known[key][2]
+        places = [] if space is None else list(_find(space, action_space, (ACTION_MASK,)))
+        _places_of[key] = observation_space, action_space, places
+    return _places_of[key][2]
 
 
 def _find(mask: spaces.Space[Any], action: spaces.Space[Any], path: tuple[str, ...]) -> Iterator[_Place]:

@@ -5,9 +5,9 @@ try:
 except ImportError as error:
     raise ImportError("rein.testing needs pytest, which is not installed; run pip install pytest") from error
 
-from rein.testing.agent import AgentContract
-from rein.testing.buffer import BufferContract
-from rein.testing.environment import EnvironmentContract, check_environment
+from rein.testing.agent_contract import AgentContract
+from rein.testing.buffer_contract import BufferContract
+from rein.testing.environment_contract import EnvironmentContract, check_environment
 from rein.testing.stateful import StatefulContract
 from rein.testing.store import StoreContract
 

@@ -41,10 +41,8 @@ class StatefulContract:
         part, loaded = self._stepped(), self.make()
         loaded.load_state_dict(copy_state(part.state_dict()))
         for k in range(1, self.steps_after + 1):
-            difference = first_difference(self.step(part), self.step(loaded))
-            assert difference is None, f"step {k} after loading differs at {difference}"
-        difference = first_difference(part.state_dict(), loaded.state_dict())
-        assert difference is None, f"the state differs at {difference} after {self.steps_after} steps"
+            check_equal(self.step(part), self.step(loaded), f"step {k} after loading")
+        check_equal(part.state_dict(), loaded.state_dict(), f"the state after {self.steps_after} steps")
 
     def test_state_needs_no_pickle(self) -> None:
         """States have only dictionaries with string keys, lists, tensors, numbers, strings, booleans and None."""
@@ -77,6 +75,12 @@ class StatefulContract:
             longer = _replace(state, path, lambda tensor: torch.cat((tensor.reshape(-1), tensor.reshape(-1)[:1])))
             self._check_refused(longer, path.rsplit(".", 1)[-1], f"a state whose {path} has one element more")
 
+    def check(self) -> None:
+        """Run all tests of the contract."""
+        for name in vars(StatefulContract):
+            if name.startswith("test_"):
+                getattr(self, name)()
+
     def _stepped(self) -> Any:
         part = self.make()
         for _ in range(self.steps_before):
@@ -90,6 +94,40 @@ class StatefulContract:
             assert name in str(error), f"the error for {what} does not name {name!r}: {error!r}"
         else:
             raise AssertionError(f"{what} was loaded without an error")
+
+
+class CountedPart:
+    """Stateful part and the number of its steps, as one stateful part."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+        self.steps = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the part, and the number of steps."""
+        return {**self.part.state_dict(), "steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the result of `state_dict`."""
+        self.steps = state["steps"]
+        self.part.load_state_dict({name: value for name, value in state.items() if name != "steps"})
+
+
+class CountedContract(StatefulContract):
+    """Tests of the part that `make()` returns. `step(part, k)` is step k of it."""
+
+    def __init__(self, make: Callable[[], Any], step: Callable[[Any, int], Any], steps_before: int = 7) -> None:
+        self._make, self._step = make, step
+        self.steps_before = steps_before
+
+    def make(self) -> CountedPart:
+        """Return a new part."""
+        return CountedPart(self._make())
+
+    def step(self, part: CountedPart) -> Any:
+        """Advance the part by one step."""
+        part.steps += 1
+        return self._step(part.part, part.steps - 1)
 
 
 def check_plain(state: Any, path: str = "state") -> None:
@@ -110,6 +148,12 @@ def check_plain(state: Any, path: str = "state") -> None:
 def copy_state(state: Any) -> Any:
     """Return a deep copy: tensors and arrays are cloned, containers are new."""
     return map_tree(_copied, state)
+
+
+def check_equal(one: Any, other: Any, what: str = "a value") -> None:
+    """Raise AssertionError, whose message begins with `what`, if two trees differ by a bit."""
+    difference = first_difference(one, other)
+    assert difference is None, f"{what} differs at {difference}"
 
 
 def first_difference(one: Any, other: Any) -> str | None:

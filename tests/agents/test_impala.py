@@ -19,7 +19,7 @@ from rein.agents.a2c import A2C
 from rein.agents.impala import IMPALA
 from rein.agents.ppo import PPO
 from rein.envs import SimulatedEnvironment
-from rein.envs.base.drawing import GREEN, WHITE, YELLOW, Frame, board
+from rein.envs.base.rendering import GREEN, WHITE, YELLOW, Frame, board
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor, DelayedReward, Reach
 from rein.ops.random import generator

@@ -46,7 +46,7 @@ BY_NAME = {"rein.accelerate", "rein.foreign_names"}  # imported by their literal
 LEAVES = {
     "agents": {"base"},
     "envs": {"base", "gymnasium", "host", "wrappers", "probes"},
-    "envs/probes": {"base"},
+    "envs/probes": {"probe"},
     "handlers": {"improvement", "output", "loggers"},
     "handlers/loggers": {"attach", "logger_thread", "media"},
     "recipes": {"base", "tasks"},
@@ -214,7 +214,7 @@ ALLOWED = [
     ("__init__.py", "from rein.loop import Loop"),
     ("agents/ppo.py", "from rein.agents.base.on_policy import OnPolicyAgent\nfrom rein.replay.rollout import Rollout"),
     ("agents/ppo.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from rein.store.hdf5 import HDF5Store"),
-    ("envs/wrappers/observations.py", "from rein.envs.wrappers.base import Wrapper"),
+    ("envs/wrappers/observations.py", "from rein.envs.wrappers.wrapper import Wrapper"),
     ("handlers/loggers/wandb.py", "from rein.handlers.loggers.attach import Axis"),
     ("loop/engine.py", "from rein.loop.events import Event\nfrom rein.errors import StoreError"),
     ("store/hdf5.py", "import h5py\nfrom rein.store.format.trajectory_writer import Part"),

@@ -23,7 +23,7 @@ from gymnasium.vector import AsyncVectorEnv
 from sizes import size
 
 import rein
-from rein.testing.environment import random_actions
+from rein.testing.environment_contract import random_actions
 
 REPEATS, CHEETAHS = size(9, 1), size(16, 2)
 

@@ -25,10 +25,10 @@ from rein.cli.rebuild import NOT_REBUILT, Described, environment_of, own_environ
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment
-from rein.envs.wrappers.base import Wrapper
 from rein.envs.wrappers.observations import FrameStack
 from rein.envs.wrappers.record_video import RecordVideo
 from rein.envs.wrappers.rewards import ClipReward
+from rein.envs.wrappers.wrapper import Wrapper
 from rein.episodes.replay import replay
 from rein.ops.random import generator
 from tests.workers import in_workers

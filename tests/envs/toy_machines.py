@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import spaces
 
 from rein.envs.host.block import Setup
-from rein.envs.host.environment import SteppedSeparately
-from rein.envs.host.supervision import Workers
+from rein.envs.host.host_environment import SteppedSeparately
+from rein.envs.host.pool import Workers
 
 
 class Machine:

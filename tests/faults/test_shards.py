@@ -26,7 +26,7 @@ from rein.store import shards
 from rein.store.checkpoint_file import look, read_checkpoint
 from rein.store.checkpoint_folder import Checkpoints
 from rein.store.format import sealed
-from rein.testing.buffer import make_transition
+from rein.testing.buffer_contract import make_transition
 from rein.testing.stateful import first_difference
 
 TOOLS = runpy.run_path(str(Path(__file__).with_name("cases.py")))

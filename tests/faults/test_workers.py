@@ -174,7 +174,7 @@ def test_close_returns_from_every_state(
     mode: Any, scale: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not scale(1, 0):
-        monkeypatch.setattr("rein.envs.host.supervision._GRACE", 0.2)
+        monkeypatch.setattr("rein.envs.host.pool._GRACE", 0.2)
     taken: dict[str, float] = {}
     others = {*multiprocessing.active_children()}
     for number, state in enumerate(STATES):
@@ -355,7 +355,7 @@ def check_failure(environment: Any, method: str, error: type[rein.WorkerError]) 
 
 
 def test_close_returns_if_a_worker_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rein.envs.host.supervision._GRACE", 0.2)
+    monkeypatch.setattr("rein.envs.host.pool._GRACE", 0.2)
     environment = begun()
     worker = environment._transport._workers[1]
     fill(worker.pid, worker.pipe.fileno())

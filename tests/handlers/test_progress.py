@@ -14,8 +14,7 @@ import pytest
 import rein
 from rein.handlers.progress import BAR_SECONDS, LINE_SECONDS, progress
 from rein.loop import Loop
-from rein.loop.clocks import CLOCKS
-from rein.loop.state import State
+from rein.loop.state import CLOCKS, State
 
 module = sys.modules["rein.handlers.progress"]
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"

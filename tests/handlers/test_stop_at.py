@@ -10,8 +10,7 @@ from rein.agents.dqn import DQN
 from rein.envs.cartpole import CartPole
 from rein.handlers.stop_at import stop_at
 from rein.loop import Loop
-from rein.loop.clocks import CLOCKS
-from rein.loop.state import State
+from rein.loop.state import CLOCKS, State
 from rein.training.offline import offline_loop
 from rein.training.supervised import trainer
 from rein.training.training_loop import training_loop

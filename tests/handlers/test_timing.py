@@ -146,7 +146,7 @@ def test_rates_are_counts_per_second_of_the_epoch(clock: Clock) -> None:
 
 
 def test_epoch_without_measurable_time_has_no_rates(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    monkeypatch.setattr("rein.loop.clocks.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr("rein.loop.state.time", SimpleNamespace(perf_counter=lambda: clock.now))
     loop = Loop(lambda state: state.clocks.advance(env_steps=4), iterations=5, epochs=2)
     timing(loop)
     metrics = loop.run().history[-1].metrics

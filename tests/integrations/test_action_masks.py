@@ -19,7 +19,7 @@ from torch import Tensor
 import rein
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.envs.gymnasium.adapter import rebuild
-from rein.envs.host.masks import _warned
+from rein.envs.host.results import _warned
 from rein.envs.wrappers.observations import FlattenObservation, FrameStack, observation_history
 from rein.integrations.minari import MinariData, export_minari
 from rein.networks.heads import check_mask
@@ -27,7 +27,7 @@ from rein.ops.random import generator
 from rein.spaces import ACTION_MASK
 from rein.spaces.masks import check_masks
 from rein.testing import EnvironmentContract
-from rein.testing.environment import valid_actions
+from rein.testing.environment_contract import valid_actions
 from rein.testing.stateful import copy_state, first_difference
 from rein.types import TimeStep, Tree
 

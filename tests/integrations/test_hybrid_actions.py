@@ -21,7 +21,7 @@ from rein.episodes.random_policy import RandomPolicy
 from rein.episodes.replay import replay
 from rein.integrations.minari import MinariData, export_minari
 from rein.ops.trees import leaves, map_tree
-from rein.testing.environment import random_actions
+from rein.testing.environment_contract import random_actions
 from rein.testing.stateful import first_difference
 from tests.workers import in_workers
 

@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 import rein
 from rein.cli import main
-from rein.envs.host.options import ResetOptions
+from rein.envs.host.episode_inputs import ResetOptions
 from rein.envs.wrappers.observations import FlattenObservation
 from rein.envs.wrappers.time import TimeLimit
 from rein.episodes.recorder import Recorder

@@ -23,9 +23,9 @@ from gymnasium import spaces
 
 import rein
 from rein.envs import GymnasiumEnvironment
-from rein.envs.host import supervision as module
+from rein.envs.host import pool as module
 from rein.ops.random import episode_seeds
-from rein.testing.environment import EnvironmentContract, random_actions
+from rein.testing.environment_contract import EnvironmentContract, random_actions
 from rein.testing.stateful import copy_state, first_difference
 from tests.integrations.faulty import (
     Faulty,

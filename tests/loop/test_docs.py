@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import rein.loop
-from rein.loop.clocks import CLOCKS
 from rein.loop.filters import UNITS, Filter
+from rein.loop.state import CLOCKS
 from tests.docs.pages import DOCS
 
 REFERENCE = DOCS / "reference"

@@ -137,7 +137,7 @@ def test_crossing_rejected_by_another_filter_is_used_up() -> None:
 
 def test_seconds_can_be_fractions(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("rein.loop.clocks.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("rein.loop.state.time.perf_counter", lambda: now[0])
     loop, log = rein.Loop(lambda state: now.__setitem__(0, state.batch)), []
     loop.iteration_completed(every=0.5, unit="seconds")(lambda state: log.append(state.clocks.seconds))
     loop.iteration_completed(once=0.3, unit="seconds")(lambda state: log.append(-state.clocks.seconds))

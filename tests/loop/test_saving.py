@@ -209,7 +209,7 @@ def test_memory_can_hold_tensors_and_is_loaded_in_place() -> None:
 
 def test_seconds_of_run_and_epoch_exclude_the_time_between_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("rein.loop.clocks.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("rein.loop.state.time.perf_counter", lambda: now[0])
 
     def tick(state: rein.State) -> None:
         now[0] += 1.0

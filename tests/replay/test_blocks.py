@@ -16,7 +16,7 @@ from rein.replay.prioritized import PrioritizedReplay
 from rein.replay.replay import Replay
 from rein.replay.sequences import SequenceReplay
 from rein.replay.storage import Blocks, mark_of
-from rein.testing.buffer import make_transition
+from rein.testing.buffer_contract import make_transition
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from rein.replay.prioritized import PrioritizedReplay
 from rein.replay.replay import Replay
 from rein.replay.storage import Packing, mark_of
 from rein.testing import BufferContract
-from rein.testing.buffer import make_transition, rows_of
+from rein.testing.buffer_contract import make_transition, rows_of
 from rein.testing.stateful import copy_state, first_difference
 from rein.types import Transition
 

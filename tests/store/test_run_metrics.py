@@ -21,7 +21,7 @@ from rein.envs.gridworld import Gridworld
 from rein.errors import StoreError
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate_every import evaluate_every
-from rein.loop.clocks import CLOCKS
+from rein.loop.state import CLOCKS
 from rein.store import metrics as module
 from rein.store.format.objects import encode_name
 from rein.store.format.sealed import verify

@@ -25,7 +25,7 @@ from rein.store.checkpoint_folder import Checkpoints
 from rein.store.format import sealed
 from rein.store.format.state import Held, Shard
 from rein.store.loading import load, save
-from rein.testing.buffer import make_transition
+from rein.testing.buffer_contract import make_transition
 from rein.testing.stateful import first_difference
 
 

@@ -1,4 +1,4 @@
-"""Contract checks of actions, observations and time steps.
+"""Contract checks of actions, observations and time steps, and whether an environment can be reset or stepped.
 
 `check_time_step` reads every value and is meant to run once. `check_rows` checks only shapes and dtypes, and can run at
 every step.
@@ -9,26 +9,33 @@ Shapes: N environments, O one observation, A one action.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import operator
-from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.errors import EnvironmentContractError
-from rein.ops.trees import leaves
+from rein.errors import EnvironmentContractError, text_of
+from rein.ops.trees import leaves, map_tree
 from rein.spaces import children, tensors_of
 from rein.spaces.conversion import layout, tensor_dtype
 from rein.types import TimeStep, Transition, Tree
 
 logger = logging.getLogger("rein")
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
 # steps from one check of Boxes to the next: a prime, so that checks reach all steps of episodes of most equal lengths
 _BOX_STEPS = 17
+
+_COLUMNS = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool, "valid": torch.bool}
+
+CLOSED = "closed"  # value of `_ended` of an environment
 
 
 def checked_num_envs(num_envs: Any, who: str = "") -> int:
@@ -36,21 +43,21 @@ def checked_num_envs(num_envs: Any, who: str = "") -> int:
 
     Raises TypeError if it is not an integer and ValueError if it is less than 1.
     """
-    given = f"num_envs={num_envs!r}"
-    return checked_count(f"{who}({given})" if who else given, num_envs)
+    argument = f"num_envs={num_envs!r}"
+    return checked_count(f"{who}({argument})" if who else argument, num_envs)
 
 
-def checked_count(given: str, value: Any) -> int:
-    """Return `value` as an int; errors begin with `given`.
+def checked_count(argument: str, value: Any) -> int:
+    """Return `value` as an int; errors begin with `argument`.
 
     Raises TypeError if it is not an integer and ValueError if it is less than 1.
     """
     try:
         count = operator.index(value)
     except TypeError:
-        raise TypeError(f"{given}: give an integer, 1 or more") from None
+        raise TypeError(f"{argument}: give an integer, 1 or more") from None
     if count < 1:
-        raise ValueError(f"{given}: give 1 or more")
+        raise ValueError(f"{argument}: give 1 or more")
     return count
 
 
@@ -65,12 +72,7 @@ def check_rows(time_step: TimeStep, num_envs: int) -> None:
 
     Raises EnvironmentContractError.
     """
-    if time_step.reward.shape != (num_envs,) or time_step.reward.dtype is not torch.float32:
-        _fail("reward", f"float32 of shape ({num_envs},)", time_step.reward)
-    for name in ("terminated", "truncated", "valid"):
-        flag_N = getattr(time_step, name)
-        if flag_N.shape != (num_envs,) or flag_N.dtype is not torch.bool:
-            _fail(name, f"bool of shape ({num_envs},)", flag_N)
+    _check_columns(time_step, num_envs)
     for name in ("observation", "final_observation"):
         value = getattr(time_step, name)
         for path, leaf in ((name, value),) if isinstance(value, Tensor) else leaves(value, name):
@@ -78,10 +80,10 @@ def check_rows(time_step: TimeStep, num_envs: int) -> None:
                 _fail(path, f"a tensor of {num_envs} rows", leaf)
 
 
-def check_rows_of(method: str, given_N: Any, num_envs: int, dtype: torch.dtype) -> None:
+def check_rows_of(method: str, value_N: Any, num_envs: int, dtype: torch.dtype) -> None:
     """Check that the seeds or the mask passed to `method` have the shape (N,) and the dtype. Raises ValueError."""
-    if not isinstance(given_N, Tensor) or given_N.shape != (num_envs,) or given_N.dtype is not dtype:
-        raise ValueError(f"{method}: expected {dtype} of shape ({num_envs},), got {_describe(given_N)}")
+    if not isinstance(value_N, Tensor) or value_N.shape != (num_envs,) or value_N.dtype is not dtype:
+        raise ValueError(f"{method}: expected {dtype} of shape ({num_envs},), got {_describe(value_N)}")
 
 
 def check_transition(transition: Transition | None, num_envs: int) -> None:
@@ -90,11 +92,14 @@ def check_transition(transition: Transition | None, num_envs: int) -> None:
         raise EnvironmentContractError(
             f"step_state.transition: expected a rein.Transition, got {_describe(transition)}"
         )
-    wanted = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool, "valid": torch.bool}
-    for name, dtype in wanted.items():
-        value_N = getattr(transition, name)
+    _check_columns(transition, num_envs, "step_state.transition.")
+
+
+def _check_columns(record: TimeStep | Transition, num_envs: int, prefix: str = "") -> None:
+    for name, dtype in _COLUMNS.items():
+        value_N = getattr(record, name)
         if not isinstance(value_N, Tensor) or value_N.shape != (num_envs,) or value_N.dtype is not dtype:
-            _fail(f"step_state.transition.{name}", f"{dtype} of shape ({num_envs},)", value_N)
+            _fail(f"{prefix}{name}", f"{dtype} of shape ({num_envs},)", value_N)
 
 
 def check_time_step(
@@ -107,18 +112,14 @@ def check_time_step(
     """
     if not isinstance(time_step, TimeStep):
         raise EnvironmentContractError(f"apply_action: expected a rein.TimeStep, got {_describe(time_step)}")
-    for name in ("reward", "terminated", "truncated", "valid"):
-        if not isinstance(getattr(time_step, name), Tensor):
-            _fail(name, "a tensor", getattr(time_step, name))
     check_rows(time_step, num_envs)
-    rows = len(time_step.reward)
-    check_observation(time_step.observation, rows, observation_space, finite=finite)
-    check_observation(time_step.final_observation, rows, observation_space, "final_observation", finite=finite)
+    check_observation(time_step.observation, num_envs, observation_space, finite=finite)
+    check_observation(time_step.final_observation, num_envs, observation_space, "final_observation", finite=finite)
     if finite:
         _check_values("reward", time_step.reward, time_step.reward.isfinite(), "a finite number")
     for path, value in leaves(time_step.info, "info"):
-        if not isinstance(value, Tensor) or value.shape[:1] != (rows,):
-            _fail(path, f"a tensor of {rows} rows", value)
+        if not isinstance(value, Tensor) or value.shape[:1] != (num_envs,):
+            _fail(path, f"a tensor of {num_envs} rows", value)
     ended_N = time_step.terminated | time_step.truncated
     for (path, final), (_, next_) in zip(
         leaves(time_step.final_observation, "final_observation"), leaves(time_step.observation), strict=True
@@ -182,7 +183,7 @@ def check_range(value: Tree, space: spaces.Space[Any], field: str = "observation
             array = leaf.numpy()
             if array.shape[1:] == part.low.shape and ((array < part.low) | (array > part.high)).any():
                 _warn_outside(array, part, ".".join((field, *part.path)))
-                _known[id(space)] = space, [other for other in parts if other is not part]  # warn once
+                _bounded_parts[id(space)] = space, [other for other in parts if other is not part]  # warn once
             continue
         lowest, highest = torch.aminmax(leaf)
         if int(lowest) < part.low or int(highest) > part.high:  # bounds may differ by element
@@ -198,25 +199,25 @@ class _Bounded(NamedTuple):
     high: Any
 
 
-_known: dict[int, tuple[spaces.Space[Any], list[_Bounded]]] = {}  # by id: spaces are not hashable
+_bounded_parts: dict[int, tuple[spaces.Space[Any], list[_Bounded]]] = {}  # by id: spaces are not hashable
 
 
 def _bounded(space: spaces.Space[Any]) -> list[_Bounded]:
     """Return the tensors of a space whose values can be out of range, from a cache."""
-    known = _known.get(id(space))
-    if known is None:
-        if len(_known) >= 64:
-            _known.clear()
-        found = []
+    bounded = _bounded_parts.get(id(space))
+    if bounded is None:
+        if len(_bounded_parts) >= 64:
+            _bounded_parts.clear()
+        parts = []
         for path, part in tensors_of(space):
             if not isinstance(part, spaces.Box):
                 low, high = _range(part)
-                found.append(_Bounded(path, part, int(np.max(low)), int(np.min(high)) - 1))
+                parts.append(_Bounded(path, part, int(np.max(low)), int(np.min(high)) - 1))
             elif not _is_full(part):
                 dtype = layout(part)[1]
-                found.append(_Bounded(path, part, part.low.astype(dtype), part.high.astype(dtype)))
-        known = _known[id(space)] = space, found
-    return known[1]
+                parts.append(_Bounded(path, part, part.low.astype(dtype), part.high.astype(dtype)))
+        bounded = _bounded_parts[id(space)] = space, parts
+    return bounded[1]
 
 
 def _is_full(space: spaces.Box) -> bool:
@@ -239,11 +240,8 @@ def _warn_outside(array: np.ndarray[Any, Any], part: _Bounded, field: str) -> No
 def _check_range(value: Tensor, space: spaces.Space[Any], field: str) -> None:
     if value.shape[1:] != space.shape:
         _fail(field, f"a tensor of shape {(len(value), *(space.shape or ()))}", value)
-    wrong = outside(value, space)
-    if wrong.any():
-        row, *place = np.argwhere(wrong)[0].tolist()
-        at, got = f" at {place}" if place else "", value[(row, *place)].tolist()
-        raise EnvironmentContractError(f"{field}, environment {row}{at}: expected a value of {space}, got {got}")
+    is_inside = torch.from_numpy(~outside(value, space))
+    _check_values(field, value, is_inside, f"a value of {space}", "environment")
 
 
 def outside(value: Tensor, space: spaces.Space[Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -305,13 +303,13 @@ def _check_leaf(
         _check_range(value, space, field)
 
 
-def _check_values(field: str, value: Tensor, ok: Tensor, expected: str) -> None:
+def _check_values(field: str, value: Tensor, ok: Tensor, expected: str, unit: str = "row") -> None:
     wrong = (~ok).nonzero().tolist()
     if wrong:
         row, *place = wrong[0]
         at = f" at {place}" if place else ""
         got = value[tuple(wrong[0])].tolist()
-        raise EnvironmentContractError(f"{field}, row {row}{at}: expected {expected}, got {got}")
+        raise EnvironmentContractError(f"{field}, {unit} {row}{at}: expected {expected}, got {got}")
 
 
 def _fail(field: str, expected: str, got: Any) -> NoReturn:
@@ -326,12 +324,47 @@ def _describe(value: Any) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
+def where_rows(mask_N: Tensor, tree: Tree, other: Tree) -> Tree:
+    """Return the rows of `tree` (N, ...) where `mask_N` is True, and those of `other` elsewhere."""
+    return map_tree(lambda a, b: torch.where(mask_N.reshape(-1, *[1] * (a.ndim - 1)), a, b), tree, other)
+
+
 def restored(state: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
     """Return a copy of `state[name]` with the dtype and device of `like`. Raises ValueError if the shapes differ."""
     value = state[name]
     if value.shape != like.shape:
         raise ValueError(f"{name}: the state has shape {tuple(value.shape)}, this object {tuple(like.shape)}")
     return value.to(like, copy=True)
+
+
+def options_of(environment: Any) -> dict[str, Any]:
+    """Return the constructor options of an environment, which keeps them as attributes, as JSON values."""
+    names = [name for name in _option_names(type(environment)) if name != "inner"]
+    if missing := [name for name in names if not hasattr(environment, name)]:
+        raise TypeError(f"{type(environment).__name__}: keep the options {missing} as attributes of the same names")
+    return {name: _plain(getattr(environment, name)) for name in names}
+
+
+def passes_keywords_on(cls: type) -> bool:
+    """Return whether the constructor of a class has keyword arguments of its base class."""
+    parameters = inspect.signature(cls.__init__).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _option_names(cls: type) -> list[str]:
+    """Return the option names of the constructor, and those of the base class if it passes keyword arguments on."""
+    named = [*inspect.signature(cls.__init__).parameters.values()][1:]
+    names = [p.name for p in named if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if passes_keywords_on(cls) and cls.__init__ is not object.__init__:
+        names += [name for name in _option_names(cls.__mro__[1]) if name not in names]
+    return names
+
+
+def _plain(value: Any) -> Any:
+    """Return an option as a JSON value."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, torch.device) else value
 
 
 def representation(environment: Any, *options: str, inner: Any = None) -> str:
@@ -343,3 +376,35 @@ def representation(environment: Any, *options: str, inner: Any = None) -> str:
         if inner is None or space != getattr(inner, f"single_{name}")
     ]
     return f"{type(environment).__name__}({', '.join([*options, *shown])})"
+
+
+def ends_episodes(method: _Method) -> _Method:
+    """Decorator of a method that steps or resets environments one by one: after an exception, `reset` must be called.
+
+    Some of the environments may have been stepped, and would be stepped twice. The attribute `_ended` of the object
+    becomes the text of the exception.
+    """
+
+    @functools.wraps(method)
+    def guarded(self: Any, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except BaseException as error:  # raised again
+            self._ended = text_of(error)
+            raise
+
+    return cast(Any, guarded)  # type checkers see the method
+
+
+def check_open(name: str, method: str, ended: str | None) -> None:
+    """Raise RuntimeError if an environment is closed. `ended` is its attribute, see `ends_episodes`."""
+    if ended is CLOSED:
+        raise RuntimeError(f"{name}: the environment is closed, so {method}() cannot be called; build a new one")
+
+
+def check_begun(name: str, method: str, begun: bool, ended: str | None) -> None:
+    """Raise RuntimeError if an environment cannot be stepped. `ended` is its attribute, see `ends_episodes`."""
+    check_open(name, method, ended)
+    if not begun or ended is not None:
+        reason = "" if ended is None else f"; its episodes ended with an error ({ended})"
+        raise RuntimeError(f"{name}: call reset() before {method}(){reason}")

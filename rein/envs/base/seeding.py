@@ -1,4 +1,4 @@
-"""Episode seeds as a function of (seed, environment, episode).
+"""Episode seeds as a function of (seed, environment, episode), and a base class of environments with such seeds.
 
 Shapes: N environments, R selected environments, E episodes, K precomputed episodes, P = N (K + 1) entries of the table
 of episodes, S the start of one episode.
@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rein.envs.base.contract import check_rows_of, restored
+from rein.envs.base.contract import CLOSED, check_begun, check_open, check_rows_of, restored
+from rein.errors import explain
 from rein.ops.random import checked_seed, environment_keys, episode_seeds, episode_seeds_of
+from rein.types import Tree
 
 UNKNOWN = -1  # the seed of an episode before the first reset
 _AHEAD = 256  # episodes whose seeds are hashed at once on the host: 0.15 ms in total, 0.6 us per episode
@@ -50,7 +52,7 @@ class EpisodeSeeds:
         self._row_N = torch.arange(num_envs, device=device)
         self._on_host = self._row_N.device.type == "cpu"
         self._ahead = min(64, max(4, 131072 // num_envs))
-        self._restart(seed)
+        self.restart(seed)
 
     @property
     def current(self) -> Tensor:
@@ -64,14 +66,10 @@ class EpisodeSeeds:
         """(N,) int64: indices of the current episodes, from 0; -1 before the first."""
         return self._index_N + self._used()
 
-    def restart(self, seed: int) -> None:
-        """Set `seed`. The next episode of every environment is episode 0."""
-        self._restart(seed)
-
     def reseed(self, seed: int) -> None:
         """Set `seed`. Raises RuntimeError after the first episode has begun."""
         _refuse_if(self.started, seed, self.seed)
-        self._restart(seed)
+        self.restart(seed)
 
     def advance(self, mask: Tensor | None = None) -> Tensor:
         """Begin the next episode where `mask` (N,) is True, or of every environment without a mask.
@@ -123,11 +121,12 @@ class EpisodeSeeds:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of `state_dict`. Raises ValueError for another number of environments."""
         index_N, current_N = (restored(state, name, self._row_N) for name in ("index", "current"))
-        self._restart(state["seed"])
+        self.restart(state["seed"])
         self.started = state["started"]
         self._set_current(index_N, current_N)
 
-    def _restart(self, seed: int | None) -> None:
+    def restart(self, seed: int | None) -> None:
+        """Set `seed`. The next episode of every environment is episode 0."""
         self.seed = checked_seed(seed)
         self.started = False
         self._key_N: Tensor | None = None
@@ -177,7 +176,7 @@ class HostEpisodeSeeds:
     def __init__(self, num_envs: int, seed: int | None = None, first: int = 0) -> None:
         self.num_envs, self._first = num_envs, first
         self._tensor_N: Tensor | None = None  # cache of `current`
-        self._restart(seed)
+        self.restart(seed)
 
     @property
     def current(self) -> Tensor:
@@ -191,14 +190,10 @@ class HostEpisodeSeeds:
         """(N,) int64: indices of the current episodes, from 0; -1 before the first."""
         return torch.tensor(self._indices, dtype=torch.int64, device="cpu")
 
-    def restart(self, seed: int) -> None:
-        """Set `seed`. The next episode of every environment is episode 0."""
-        self._restart(seed)
-
     def reseed(self, seed: int) -> None:
         """Set `seed`. Raises RuntimeError after the first episode has begun."""
         _refuse_if(self.started, seed, self.seed)
-        self._restart(seed)
+        self.restart(seed)
 
     def of(self, environment: int) -> int:
         """Return the seed of the current episode of one environment."""
@@ -232,7 +227,7 @@ class HostEpisodeSeeds:
     def set_part(self, seed: int, indices: list[int], current: list[int]) -> None:
         """Set the result of `part`."""
         if (seed, indices) != (self.seed, self._indices):
-            self._restart(seed)
+            self.restart(seed)
         self._indices, self._current, self._tensor_N, self.started = [*indices], [*current], None, True
 
     def follow(self, row: int, index: int, seed: int) -> None:
@@ -246,10 +241,11 @@ class HostEpisodeSeeds:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of `state_dict`. Raises ValueError for another number of environments."""
         index_N, current_N = (restored(state, name, self.current) for name in ("index", "current"))
-        self._restart(state["seed"])
+        self.restart(state["seed"])
         self._indices, self._current, self.started = index_N.tolist(), current_N.tolist(), state["started"]
 
-    def _restart(self, seed: int | None) -> None:
+    def restart(self, seed: int | None) -> None:
+        """Set `seed`. The next episode of every environment is episode 0."""
         self.seed = checked_seed(seed)
         self.started = False
         self._indices = [-1] * self.num_envs
@@ -268,3 +264,53 @@ class HostEpisodeSeeds:
 def _refuse_if(started: bool, seed: int, current: int | None) -> None:
     if started:
         raise RuntimeError(f"reseed({seed}): episodes have begun with seed {current}; call reset(seed={seed})")
+
+
+@explain("ENVIRONMENT_ATTRIBUTES")
+class SeededEnvironment:
+    """Base class of environments whose episodes begin together and are seeded by `EpisodeSeeds`."""
+
+    _seeds: EpisodeSeeds
+    _ended: str | None = None  # the error that ended the episodes, or CLOSED
+
+    def _begin(self, start: Tensor, /) -> Tree:
+        """Begin the episodes with these starts `(N, *S)`. Returns the observation."""
+        raise NotImplementedError
+
+    @property
+    def seed(self) -> int | None:
+        """Random seed of all environments; None until given or drawn at the first reset."""
+        return self._seeds.seed
+
+    @property
+    def episode_seeds(self) -> Tensor:
+        """(N,) int64: seeds of the current episodes; -1 before the first reset."""
+        return self._seeds.current
+
+    def reset(self, seed: int | None = None) -> Tree:
+        """Begin the next episode of every environment, from episode 0 if `seed` is given. Returns the observation."""
+        check_open(type(self).__name__, "reset", self._ended)
+        if seed is not None:
+            self._seeds.restart(seed)
+        return self._begin(self._seeds.advance())
+
+    def reseed(self, seed: int) -> None:
+        """Set the random seed. Raises RuntimeError after the first reset."""
+        self._seeds.reseed(seed)
+
+    def close(self) -> None:
+        """Refuse further steps. The environment holds no resources."""
+        self._ended = CLOSED
+
+    def _check_begun(self, method: str) -> None:
+        """Raise RuntimeError before the first reset, after an error, and if the environment is closed."""
+        check_begun(type(self).__name__, method, self._seeds.started, self._ended)
+
+
+class ReplayableEnvironment(SeededEnvironment):
+    """Base class of environments that can repeat episodes by their seeds."""
+
+    def reset_to(self, episode_seeds: Tensor) -> Tree:
+        """Begin the episodes with these seeds (N,), for a replay. Later episodes are seeded as usual."""
+        check_open(type(self).__name__, "reset_to", self._ended)
+        return self._begin(self._seeds.override(episode_seeds))

@@ -11,11 +11,18 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from rein.envs.base.contract import check_action, checked_num_envs, representation, restored
+from rein.envs.base.contract import (
+    CLOSED,
+    check_action,
+    check_begun,
+    checked_num_envs,
+    ends_episodes,
+    representation,
+    restored,
+)
 from rein.envs.base.games import Game
-from rein.envs.base.seeding import EpisodeSeeds
-from rein.envs.base.step_checks import CLOSED, check_begun, check_open, ends_episodes
-from rein.envs.pettingzoo_game import PettingZooGame
+from rein.envs.base.seeding import EpisodeSeeds, ReplayableEnvironment
+from rein.envs.pettingzoo import PettingZooGame
 from rein.errors import EnvironmentContractError
 from rein.ops.random import integers, uniform
 from rein.ops.trees import checked_device, map_tree
@@ -60,7 +67,7 @@ class _Result(NamedTuple):
         return self.terminated_N | self.truncated_N
 
 
-class SelfPlay:
+class SelfPlay(ReplayableEnvironment):
     """N games against opponents who move inside of the step. Each row is a game of the learning agent.
 
     The agent is the first or the second player with equal probability. Its opponent is one of `opponents`, or moves at
@@ -101,22 +108,11 @@ class SelfPlay:
         self._carry_NC: Tensor | None = None  # memory of recurrent opponents
         self._games = self.game.games(self.num_envs, self.device)
         self._observation: Tree = None  # the current observation; None before the first reset
-        self._ended: str | None = None  # the error that ended the episodes, or CLOSED
-
-    @property
-    def seed(self) -> int | None:
-        """Random seed of all games; None until given or drawn at the first reset."""
-        return self._seeds.seed
 
     @property
     def replayable(self) -> bool:
         """Whether the seed and the actions of an episode reproduce it: only if opponents move at random."""
         return self.opponents is None
-
-    @property
-    def episode_seeds(self) -> Tensor:
-        """(N,) int64: seeds of the current episodes; -1 before the first reset."""
-        return self._seeds.current
 
     @property
     def seats(self) -> Tensor:
@@ -127,18 +123,6 @@ class SelfPlay:
     def config(self) -> dict[str, Any]:
         """Constructor options, as JSON values."""
         return {"game": self.game.name, "num_envs": self.num_envs, "seed": self.seed}
-
-    def reset(self, seed: int | None = None) -> Tree:
-        """Begin the next episode of every game, from episode 0 if `seed` is given. Returns the observation."""
-        check_open("SelfPlay", "reset", self._ended)
-        if seed is not None:
-            self._seeds.restart(seed)
-        return self._begin_all(self._seeds.advance())
-
-    def reset_to(self, episode_seeds: Tensor) -> Tree:
-        """Begin the episodes with these seeds (N,), for a replay. Later episodes are seeded as usual."""
-        check_open("SelfPlay", "reset_to", self._ended)
-        return self._begin_all(self._seeds.override(episode_seeds))
 
     def apply_action(self, action: Tensor) -> TimeStep:
         """Play the moves (N,) of the agent and those of its opponents.
@@ -158,15 +142,11 @@ class SelfPlay:
         over_N = result.over_N
         final_observation = self._observation = self._games.observe(self._row_N, self._seat_N)
         if bool(over_N.any()):
-            self._begin(over_N, self._seeds.advance(over_N))
+            self._begin_games(over_N, self._seeds.advance(over_N))
             row_R = over_N.nonzero().flatten()
             first = self._games.observe(row_R, self._seat_N[row_R])
             self._observation = map_tree(lambda x, new: x.index_copy(0, row_R, new), final_observation, first)
         return TimeStep(self._observation, *result, final_observation)
-
-    def reseed(self, seed: int) -> None:
-        """Set the random seed. Raises RuntimeError after the first reset."""
-        self._seeds.reseed(seed)
 
     def close(self) -> None:
         """Close the environments of PettingZoo. A second call does nothing."""
@@ -202,12 +182,12 @@ class SelfPlay:
         return _Result(torch.zeros_like(self._row_N, dtype=torch.float32), over_N, over_N.clone())
 
     @ends_episodes
-    def _begin_all(self, seed_N: Tensor) -> Tree:
-        self._begin(self._row_N >= 0, seed_N)
+    def _begin(self, seed_N: Tensor, /) -> Tree:
+        self._begin_games(self._row_N >= 0, seed_N)
         self._observation, self._ended = self._games.observe(self._row_N, self._seat_N), None
         return self._observation
 
-    def _begin(self, mask_N: Tensor, seed_N: Tensor) -> None:
+    def _begin_games(self, mask_N: Tensor, seed_N: Tensor) -> None:
         """Begin episodes where the mask is True, with the first moves of opponents who move first."""
         row_R = mask_N.nonzero().flatten()
         self._games.begin(row_R, seed_N[row_R])
@@ -221,7 +201,7 @@ class SelfPlay:
         result = self._no_result()
         self._respond(mask_N, result)
         if bool(result.over_N.any()):
-            self._begin(result.over_N, self._seeds.advance(result.over_N))
+            self._begin_games(result.over_N, self._seeds.advance(result.over_N))
 
     def _respond(self, mask_N: Tensor, result: _Result) -> None:
         """Play the moves of opponents where the mask is True, until the agent is to move or the game is over."""

@@ -6,7 +6,6 @@ Shapes: S state variables, N environments, O one observation, A one action, P ep
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +16,18 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.accelerators import find
-from rein.envs.base.contract import check_action, check_rows_of, checked_num_envs, representation, restored
-from rein.envs.base.drawing import Frame
-from rein.envs.base.seeding import EpisodeSeeds
-from rein.envs.base.step_checks import CLOSED, check_begun, check_open
-from rein.errors import EnvironmentContractError, check_keywords, explain
+from rein.envs.base.contract import (
+    check_action,
+    check_rows_of,
+    checked_num_envs,
+    options_of,
+    passes_keywords_on,
+    representation,
+    restored,
+)
+from rein.envs.base.rendering import Frame
+from rein.envs.base.seeding import EpisodeSeeds, ReplayableEnvironment
+from rein.errors import EnvironmentContractError, check_keywords
 from rein.ops.random import uniform
 from rein.ops.trees import checked_device, map_tree
 from rein.spaces import children
@@ -32,8 +38,7 @@ Dynamics = Callable[[Tensor, Tree], tuple[Tensor, Tensor, Tensor]]
 Observe = Callable[[Tensor], Tensor]
 
 
-@explain("ENVIRONMENT_ATTRIBUTES")
-class SimulatedEnvironment(ABC):
+class SimulatedEnvironment(ReplayableEnvironment, ABC):
     """Base class of N environments that are simulated with batched tensor operations.
 
     A subclass defines the spaces, `initial_range` and `dynamics`. It may override `observe`, `initial_state`, `draw`
@@ -41,7 +46,8 @@ class SimulatedEnvironment(ABC):
     provides seeding, one seed per episode, automatic reset, truncation, partial steps and resets, replay, and
     `state_dict`.
 
-    Keep each constructor option as an attribute of the same name. `config` collects the options from there.
+    Keep each constructor option as an attribute of the same name. `config` collects the options from there. A subclass
+    without a constructor can declare its time limit: `class MyTask(SimulatedEnvironment, max_episode_steps=500)`.
 
     Args:
         num_envs: number of environments N.
@@ -57,9 +63,11 @@ class SimulatedEnvironment(ABC):
     action_values: Sequence[float] | None = None  # number that `dynamics` gets for each discrete action
     replayable = True
 
-    def __init_subclass__(cls, **arguments: Any) -> None:
+    def __init_subclass__(cls, *, max_episode_steps: int | None = None, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        if "__init__" in vars(cls) and not _passes_keywords_on(cls):
+        if max_episode_steps is not None:
+            _set_time_limit(cls, max_episode_steps)
+        if "__init__" in vars(cls) and not passes_keywords_on(cls):
             cls.__init__ = check_keywords(cls.__init__)  # type: ignore[method-assign]
 
     @check_keywords
@@ -96,7 +104,6 @@ class SimulatedEnvironment(ABC):
         self._by_rows = self.device.type == "cpu" and not compile
         self._masked: dict[int, Callable[..., tuple[Tensor, ...]]] = {}  # by number of inputs
         self._checked = False
-        self._ended: str | None = None  # CLOSED after `close`
 
     @abstractmethod
     def dynamics(self, state: Tensor, action: Any, /) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,38 +139,13 @@ class SimulatedEnvironment(ABC):
         """Return an RGB frame (height, width, 3) uint8 of one state (S,). By default it is not implemented."""
         raise NotImplementedError(f"{type(self).__name__} does not render; define draw(state)")
 
-    def watch(self, observation: Tensor, /) -> None:  # noqa: B027  # an optional hook
+    def watch(self, observation: Tensor, /) -> None:  # an optional hook
         """Hook that is called with the observation (N, O) after every reset and every step. Does nothing by default."""
-
-    @property
-    def seed(self) -> int | None:
-        """Random seed of all environments; None until given or drawn at the first reset."""
-        return self._seeds.seed
-
-    @property
-    def episode_seeds(self) -> Tensor:
-        """(N,) int64: seeds of the current episodes; -1 before the first reset."""
-        return self._seeds.current
 
     @property
     def config(self) -> dict[str, Any]:
         """Constructor options, as JSON values."""
-        names = _options(type(self))
-        if missing := [name for name in names if not hasattr(self, name)]:
-            raise TypeError(f"{type(self).__name__}: keep the options {missing} as attributes of the same names")
-        return {name: _plain(getattr(self, name)) for name in names}
-
-    def reset(self, seed: int | None = None) -> Tensor:
-        """Begin the next episode of every environment, from episode 0 if `seed` is given. Returns the observation."""
-        check_open(type(self).__name__, "reset", self._ended)
-        if seed is not None:
-            self._seeds.restart(seed)
-        return self._begin(self._seeds.advance())
-
-    def reset_to(self, episode_seeds: Tensor) -> Tensor:
-        """Begin the episodes with these seeds (N,), for a replay. Later episodes are seeded as usual."""
-        check_open(type(self).__name__, "reset_to", self._ended)
-        return self._begin(self._seeds.override(episode_seeds))
+        return options_of(self)
 
     def reset_where(self, mask: Tensor) -> Tensor:
         """Begin the next episode where `mask` (N,) is True. Returns the current observation of all environments.
@@ -197,13 +179,10 @@ class SimulatedEnvironment(ABC):
         """Return an RGB frame (height, width, 3) of one environment."""
         return self.draw(self._state_SN[:, index].tolist())
 
-    def reseed(self, seed: int) -> None:
-        """Set the random seed. Raises RuntimeError after the first reset."""
-        self._seeds.reseed(seed)
-
     def close(self) -> None:
         """Refuse further steps. The environment holds no resources."""
-        self._ended, self._checked = CLOSED, False  # the next step checks
+        super().close()
+        self._checked = False  # the next step checks
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state and the episode of every environment."""
@@ -293,9 +272,6 @@ class SimulatedEnvironment(ABC):
         self._check_begun("apply_action")
         check_action(action, self.num_envs, self.single_action_space)
 
-    def _check_begun(self, method: str) -> None:
-        check_begun(type(self).__name__, method, self._seeds.started, self._ended)
-
     def _check_dynamics(self, before: Tensor, state: Tensor, reward: Tensor, terminated: Tensor) -> None:
         rows = before.shape[1:]
         for name, value, shape, dtype in (
@@ -310,25 +286,23 @@ class SimulatedEnvironment(ABC):
                 )
 
 
-def _passes_keywords_on(cls: type) -> bool:
-    parameters = inspect.signature(cls.__init__).parameters.values()
-    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+def _set_time_limit(cls: type[SimulatedEnvironment], steps: int) -> None:
+    """Set the default of `max_episode_steps` in the constructor of a class."""
 
+    def __init__(
+        self: SimulatedEnvironment,
+        num_envs: int = 16,
+        *,
+        seed: int | None = None,
+        max_episode_steps: int | None = steps,
+        device: torch.device | str = "cpu",
+        compile: bool = False,
+    ) -> None:
+        options: Any = {"seed": seed, "max_episode_steps": max_episode_steps, "device": device, "compile": compile}
+        super(cls, self).__init__(num_envs, **options)  # pyright: ignore[reportCallIssue]  # a subclass
 
-def _options(cls: type) -> list[str]:
-    """Return the option names of the constructor, and those of the base class if it passes keyword arguments on."""
-    named = [*inspect.signature(cls.__init__).parameters.values()][1:]
-    names = [p.name for p in named if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if _passes_keywords_on(cls):
-        names += [name for name in _options(cls.__mro__[1]) if name not in names]
-    return names
-
-
-def _plain(value: Any) -> Any:
-    """Return an option as a JSON value."""
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, torch.device) else value
+    __init__.__qualname__ = f"{cls.__qualname__}.__init__"
+    cls.__init__ = __init__  # type: ignore[method-assign]
 
 
 def transposed(state_SN: Tensor) -> Tensor:
@@ -371,7 +345,9 @@ def _masked(
     place_N = place_N + ending_N.to(torch.int64)
     start_NQ = start_PQ[place_N]
     final_observation = observe(state_SN).T.contiguous()
-    observation = torch.where(ended_N[:, None], start_NQ[:, -final_observation.shape[1] :], final_observation)
+    observation = torch.where(
+        ended_N[:, None], start_NQ[:, -final_observation.shape[1] :].to(final_observation.dtype), final_observation
+    )
     pairs = zip(start_NQ[:, : len(state_SN)].unbind(1), state_SN.unbind(), strict=True)
     state_SN = torch.stack([torch.where(ended_N, new_N, old_N) for new_N, old_N in pairs])  # keeps the layout (S, N)
     steps_N = torch.where(ended_N, 0, steps_N)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rein.envs.base.contract import check_rows_of, checked_count, representation, restored
-from rein.envs.base.drawing import Frame
+from rein.envs.base.rendering import Frame
 from rein.envs.base.seeding import EpisodeSeeds
 from rein.envs.base.simulation import SimulatedEnvironment, transposed
 from rein.errors import check_keywords

@@ -19,10 +19,9 @@ from gymnasium.vector import AutoresetMode
 
 from rein.envs.base.contract import checked_count, checked_num_envs
 from rein.envs.host.block import Setup
-from rein.envs.host.environment import SteppedSeparately
-from rein.envs.host.masks import with_mask
-from rein.envs.host.results import missing_values
-from rein.envs.host.supervision import workers_of
+from rein.envs.host.host_environment import SteppedSeparately
+from rein.envs.host.pool import workers_of
+from rein.envs.host.results import missing_values, with_mask
 from rein.errors import hints
 
 Source = str | EnvSpec | Callable[..., gymnasium.Env[Any, Any]]
@@ -33,14 +32,14 @@ _ATARI = re.compile(r"ALE/\w+-v\d+")
 _BUILT_IN = "gymnasium.envs."  # module prefix of the entry points that a file may choose
 
 
-def make(source: Source, make_kwargs: Mapping[str, Any], by_id: Callable[..., Any] = gymnasium.make) -> Any:
+def make_one(source: Source, make_kwargs: Mapping[str, Any], by_id: Callable[..., Any] = gymnasium.make) -> Any:
     """Return `source()` of a factory, or `by_id(source)` of an id. Imports ale-py for ids that begin with `ALE/`.
 
     Raises ValueError for an id that Gymnasium does not know, and ImportError with installation instructions if a
     package is missing.
     """
-    given: Any = source
-    if isinstance(given, gymnasium.Env):
+    made: Any = source
+    if isinstance(made, gymnasium.Env):
         raise TypeError(
             "expected an id or a function that makes environments, such as `lambda: gymnasium.make(...)`, got an"
             " environment"
@@ -121,8 +120,8 @@ def _refuse_without(extra: str, source: Source, error: Exception) -> NoReturn:
 
 def _hint(source: str, error: Exception) -> str:
     name, ids = _VERSION.sub("", source).lower(), list(gymnasium.registry)
-    close = difflib.get_close_matches(name, [_VERSION.sub("", known).lower() for known in ids], n=3)
-    if similar := [known for known in ids if _VERSION.sub("", known).lower() in close]:
+    close = difflib.get_close_matches(name, [_VERSION.sub("", name_of_id).lower() for name_of_id in ids], n=3)
+    if similar := [name_of_id for name_of_id in ids if _VERSION.sub("", name_of_id).lower() in close]:
         return f"did you mean {' or '.join(similar)}?"
     game = re.sub("(NoFrameskip|Deterministic)?$", "", _VERSION.sub("", source))
     atari = "" if "/" in source else f"; if it is a game of Atari, its id is 'ALE/{game}-v5'"
@@ -218,14 +217,14 @@ def _make_all(source: Source, make_kwargs: Mapping[str, Any], name: str, masked:
     """Make the environments with these numbers. The checks of Gymnasium run in the first one only."""
     by_index = _takes_index(source)
 
-    def make_one(number: int) -> Any:
-        return make(source, {"index": number, **make_kwargs} if by_index else make_kwargs)
+    def make_numbered(number: int) -> Any:
+        return make_one(source, {"index": number, **make_kwargs} if by_index else make_kwargs)
 
-    first = make_one(numbers[0])
+    first = make_numbered(numbers[0])
     if first.spec is not None and not callable(source):
         spec = source if isinstance(source, EnvSpec) else gymnasium.registry[first.spec.id]
         source = dataclasses.replace(spec, order_enforce=False, disable_env_checker=True)
-    made = [first, *map(make_one, numbers[1:])]
+    made = [first, *map(make_numbered, numbers[1:])]
     return [with_mask(environment, name) for environment in made] if masked else made
 
 

@@ -22,15 +22,13 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TransformObservation
 from torch import Tensor
 
-from rein.envs.base.contract import checked_num_envs
+from rein.envs.base.contract import checked_num_envs, ends_episodes, where_rows
 from rein.envs.base.seeding import UNKNOWN, HostEpisodeSeeds
-from rein.envs.base.step_checks import ends_episodes
-from rein.envs.gymnasium.adapter import as_json, make, name_of
-from rein.envs.host.block import About, Setup
-from rein.envs.host.environment import HostEnvironment
-from rein.envs.host.masks import BatchedMasks, check_has_mask, missing_masks
-from rein.envs.host.options import Options, ResetOptions, as_keywords
-from rein.envs.host.results import RESET, STEP, check_parts, missing_values
+from rein.envs.gymnasium.adapter import as_json, make_one, name_of
+from rein.envs.host.block import About, Setup, Transport
+from rein.envs.host.episode_inputs import Options, ResetOptions, as_keywords
+from rein.envs.host.host_environment import HostEnvironment
+from rein.envs.host.results import RESET, STEP, BatchedMasks, check_has_mask, check_parts, missing_masks, missing_values
 from rein.errors import EnvironmentContractError
 from rein.ops.trees import map_tree
 from rein.spaces import ACTION_MASK, entry
@@ -60,7 +58,7 @@ def opened(
         num_envs = checked_num_envs(num_envs)
     if isinstance(source, str | EnvSpec):
         by_id = functools.partial(_make_vec, mode)
-        environment = make(source, {"num_envs": 1 if num_envs is None else num_envs, **make_kwargs}, by_id)
+        environment = make_one(source, {"num_envs": 1 if num_envs is None else num_envs, **make_kwargs}, by_id)
     elif not hasattr(source, "single_observation_space"):
         raise TypeError(
             f"{source!r} is not a gymnasium.vector.VectorEnv; use GymnasiumEnvironment for single environments"
@@ -188,15 +186,12 @@ logger = logging.getLogger(__name__)
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
 
 
-class _VectorBlock:
-    """Environments of a vector environment, which steps all of them at once. See `Transport`.
+class _VectorBlock(Transport):
+    """Environments of a vector environment, which steps all of them at once.
 
     Its masks of infos are read for all environments at once, and episodes that end are reset as the autoreset mode
     demands.
     """
-
-    reusable = True  # new episodes can begin after an error
-    sent, busy = (), False
 
     def __init__(self, environment: Any, mode: AutoresetMode, setup: Setup, seed: int | None) -> None:
         self._environment, self.mode, self._setup, self._name = environment, mode, setup, setup.name
@@ -209,36 +204,24 @@ class _VectorBlock:
         self._finals = Codec("info.final_obs", space)
         self._looks_for_masks = setup.action_mask is None and ACTION_MASK not in setup.info
         self._looks_for_masks &= entry(space, ACTION_MASK) is None
-        self.has_unused_masks = False
         masks = missing_masks(self._name, environment, action_space) if setup.action_mask else None
         self._masks = None if masks is None else BatchedMasks(self._name, masks, self.num_envs)
         space = space if masks is None else folded_space(space, masks)
         fps = environment.metadata.get("render_fps")
         self.about = About(space, action_space, environment.render_mode, fps, [id(environment)])
-        self.observation: Tree = None  # the current observation
-        self._ended: str | None = None
         self._closed = False
         self._false_N = np.zeros(self.num_envs, np.bool_)
         self._resets_N = self._false_N  # environments whose next step is a reset; only with NEXT_STEP
 
     @property
-    def ended(self) -> str | None:
-        """Text of the error that ended the episodes."""
-        return self._ended
-
-    @property
-    def episode_seeds(self) -> Tensor:
+    def episode_seeds(self) -> Tensor:  # type: ignore[override]  # computed
         """(N,) int64: seeds of the current episodes; -1 if the source resets its episodes itself."""
         if self._takes_seeds and self.mode is AutoresetMode.DISABLED:
             return self.seeds.current
         return torch.full((self.num_envs,), UNKNOWN, dtype=torch.int64, device="cpu")
 
-    def discard(self) -> None:
-        """Do nothing: environments are not sent."""
-
     @ends_episodes
     def begin(self, _current: Sequence[int] | None = None, _keep_options: bool = False) -> Tree:
-        """Begin new episodes. Returns the observation (N, *O)."""
         seeds, all_N = self._next_seeds(), ~self._false_N
         (_, options), *others = self._groups(all_N)
         observation, info = self._parts("reset", RESET, seed=seeds, **as_keywords(options))
@@ -250,13 +233,12 @@ class _VectorBlock:
         self.observation = self._folded(self._observations.tensors(observation), info)
         for chosen_N, options in others:  # the call above has reset them with the options of the first group
             begun = self._reset_group(chosen_N, seeds if self._takes_seeds else None, options)
-            self.observation = _where(chosen_N, begun, self.observation)
+            self.observation = where_rows(torch.from_numpy(chosen_N), begun, self.observation)
         self._check_masks()
         self._ended = None
         return self.observation
 
     def step(self, action: Tree, _chosen: Sequence[int]) -> TimeStep:
-        """Step all environments with actions `(N, *A)`."""
         return self._step(self._actions.arrays(action))
 
     @ends_episodes
@@ -280,7 +262,6 @@ class _VectorBlock:
         )
 
     def render(self, index: int) -> Any:
-        """Return a frame of one environment, or None."""
         bare = self._environment.unwrapped
         if self._environment is bare and isinstance(bare, SyncVectorEnv):
             return bare.envs[index].render()
@@ -288,7 +269,6 @@ class _VectorBlock:
         return None if frames is None else frames[index]
 
     def close(self) -> None:
-        """Close the source. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._environment.close()
@@ -320,7 +300,9 @@ class _VectorBlock:
         elif ended_N.any():
             if self.mode is AutoresetMode.SAME_STEP:
                 final_observation = self._final_observation(source, info, ended_N)
-                return _where(ended_N, self._folded(final_observation, info.get("final_info", {})), observation)
+                return where_rows(
+                    torch.from_numpy(ended_N), self._folded(final_observation, info.get("final_info", {})), observation
+                )
             self._reset_where(ended_N)
         return observation
 
@@ -337,7 +319,7 @@ class _VectorBlock:
         begun = {index: self.options.begin(index) for index in mask_N.nonzero()[0].tolist()}
         groups: list[tuple[np.ndarray[Any, Any], dict[str, Any] | None]] = []
         for index, options in begun.items():
-            rows_N = next((rows_N for rows_N, known in groups if known == options), None)
+            rows_N = next((rows_N for rows_N, group_options in groups if group_options == options), None)
             if rows_N is None:
                 groups.append((rows_N := self._false_N.copy(), options))
             rows_N[index] = True
@@ -349,7 +331,9 @@ class _VectorBlock:
         if self._takes_seeds:
             seeds = [self.seeds.advance(index) if ended else None for index, ended in enumerate(ended_N.tolist())]
         for chosen_N, options in self._groups(ended_N):
-            self.observation = _where(chosen_N, self._reset_group(chosen_N, seeds, options), self.observation)
+            self.observation = where_rows(
+                torch.from_numpy(chosen_N), self._reset_group(chosen_N, seeds, options), self.observation
+            )
 
     def _reset_group(self, rows_N: np.ndarray[Any, Any], seeds: Any, options: dict[str, Any] | None) -> Tree:
         """Reset the environments in `rows_N` (N,) with the same options. The other rows of the result are undefined."""
@@ -386,11 +370,6 @@ class _VectorBlock:
                     values_N[there_N] = array(f"info.{key}", source[key], missing.dtype, values_N.shape)[there_N]
             wanted[key] = torch.from_numpy(values_N)
         return wanted
-
-
-def _where(mask_N: np.ndarray[Any, Any], new: Tree, old: Tree) -> Tree:
-    mask = torch.from_numpy(mask_N)
-    return map_tree(lambda a, b: torch.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old)
 
 
 class GymnasiumVectorEnvironment(HostEnvironment):

@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from rein.envs.base.contract import restored
+from rein.envs.base.contract import ends_episodes, restored
 from rein.envs.base.seeding import HostEpisodeSeeds
-from rein.envs.base.step_checks import ends_episodes
-from rein.envs.host.history import ActionHistory, put_actions, zeros
-from rein.envs.host.options import ResetOptions, as_keywords
-from rein.envs.host.results import RESET, STEP, check_parts, ended_flags, rewards_of, wanted_infos
+from rein.envs.host.episode_inputs import ActionHistory, ResetOptions, as_keywords, put_actions, zeros
+from rein.envs.host.results import RESET, STEP, check_parts, ended_flags, wanted_infos
 from rein.errors import EnvironmentContractError
 from rein.ops.trees import leaves, map_tree
 from rein.spaces import ACTION_MASK, entry
-from rein.spaces.conversion import Codec
+from rein.spaces.conversion import Codec, column
 from rein.spaces.masks import check_masks
 from rein.types import TimeStep, Tree
+
+_FLOAT = np.dtype(np.float32)
 
 
 def no_simulators(numbers: range) -> list[Any]:
@@ -92,7 +92,57 @@ class About:
         return 1 if self.agents is None else len(self.agents)
 
 
-class Block:
+class Transport:
+    """Base class of objects that reset and step simulators: all together, or some of them.
+
+    Subclasses also define `begin`, `step`, `render` and `close`.
+    """
+
+    about: About
+    episode_seeds: torch.Tensor  # (W,) int64 seeds of the current episodes; -1 before the first reset
+    observation: Tree = None  # (N, *O) current observation, as of the last received step
+    has_unused_masks = False  # whether the infos of a reset have masks that are not in the observation
+    reusable = True  # whether new episodes can begin after an error
+    sent: Any = ()  # simulators that were sent and not received
+    busy = False  # whether simulators are being stepped
+    restarts = 0  # of workers
+    _ended: str | None = None
+
+    @property
+    def ended(self) -> str | None:
+        """Text of the error that ended the episodes."""
+        return self._ended
+
+    def begin(self, current: Sequence[int] | None = None, keep_options: bool = False, /) -> Tree:
+        """Begin the next episodes, or those with the seeds `current` and, with `keep_options`, the current options.
+
+        Returns the observation (N, *O).
+        """
+        raise NotImplementedError
+
+    def step(self, action: Tree, chosen: Sequence[int], /) -> TimeStep:
+        """Step some simulators with the actions `(R, *A)` of their rows, in increasing order. Returns R rows."""
+        raise NotImplementedError
+
+    def render(self, index: int) -> Any:
+        """Return a frame of one simulator."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close all simulators. A second call does nothing."""
+        raise NotImplementedError
+
+    def discard(self) -> None:
+        """Forget the simulators that were sent, if possible. Workers cannot forget a request."""
+
+    def options_changed(self, chosen: Sequence[int]) -> None:
+        """React to new options of the next episodes of some simulators. By default, the next reset reads them."""
+
+    def forget(self) -> None:
+        """Let no simulator begin an episode on its own before `begin` or `load` is called."""
+
+
+class Block(Transport):
     """Simulators in this process. After an error, some may have been stepped and others not, so all must begin again.
 
     Args:
@@ -104,10 +154,6 @@ class Block:
     Raises:
         ValueError: if a simulator was made twice.
     """
-
-    reusable = True  # new episodes can begin after an error
-    busy = False  # whether simulators are being stepped
-    restarts = 0  # of workers
 
     def __init__(
         self, setup: Setup, numbers: range, seeds: HostEpisodeSeeds | None = None, options: ResetOptions | None = None
@@ -148,21 +194,13 @@ class Block:
         self._looks_for_masks = setup.action_mask is None and ACTION_MASK not in setup.info
         observed = [agent.observation_space for agent in agents or ()] or [first.observation_space]
         self._looks_for_masks &= all(entry(space, ACTION_MASK) is None for space in observed)
-        self.has_unused_masks = False  # whether the infos of a reset have masks that are not in the observation
-        self._ended: str | None = None
         self.sent: list[int] = []  # simulators that `collect` steps
         self._to_take = zeros(first.action_space, (num_rows,))  # their actions
-        self.observation: Tree = None  # (N, *O) current observation
 
     @property
-    def episode_seeds(self) -> torch.Tensor:
+    def episode_seeds(self) -> torch.Tensor:  # type: ignore[override]  # computed
         """(W,) int64: seeds of the current episodes; -1 before the first reset."""
         return self.seeds.current
-
-    @property
-    def ended(self) -> str | None:
-        """Text of the error that ended the episodes."""
-        return self._ended
 
     def rows_of(self, chosen: Sequence[int]) -> Sequence[int]:
         """Return the rows (R,) of some simulators."""
@@ -170,10 +208,7 @@ class Block:
 
     @ends_episodes
     def begin(self, current: Sequence[int] | None = None, keep_options: bool = False) -> Tree:
-        """Begin the next episodes, or those with the seeds `current` and, with `keep_options`, the current options.
-
-        Returns the observation (N, *O).
-        """
+        """Begin new episodes, see `Transport`."""
         chosen = range(len(self.numbers))
         seeds = [self.seeds.advance(index) for index in chosen] if current is None else current
         observation = self._observed(
@@ -190,7 +225,7 @@ class Block:
         return self.observation
 
     def step(self, action: Tree, chosen: Sequence[int]) -> TimeStep:
-        """Step some simulators with the actions `(R, *A)` of their rows. Returns R rows."""
+        """Step some simulators, see `Transport`."""
         return self._step(action, self._actions.split(action, len(chosen) * self._agents), chosen)
 
     @ends_episodes
@@ -210,8 +245,8 @@ class Block:
             over = self._over(ended_2R[0] | ended_2R[1], rows)
             begun = [*observations]
             for place in over:
-                index, mine = chosen[place], slice(place * self._agents, (place + 1) * self._agents)
-                begun[mine] = self._rows_in(self._begin_one(index, self.seeds.advance(index)))
+                index, own_rows = chosen[place], slice(place * self._agents, (place + 1) * self._agents)
+                begun[own_rows] = self._rows_in(self._begin_one(index, self.seeds.advance(index)))
             observation = self._observations.stack(begun, names)
             if self.setup.worlds and over:  # no episode ends in rows of agents that had left
                 of_rows = zip(observations, begun, valid_R.tolist(), strict=True)
@@ -221,7 +256,7 @@ class Block:
         self._keep(chosen, observation)
         return TimeStep(
             observation=observation,
-            reward=torch.from_numpy(rewards_of(rewards, names)),
+            reward=torch.from_numpy(column("reward", rewards, _FLOAT, rows=names)),
             terminated=terminated_R,
             truncated=truncated_R,
             final_observation=final_observation,
@@ -244,12 +279,6 @@ class Block:
     def discard(self) -> None:
         """Forget the simulators that were sent."""
         self.sent = []
-
-    def options_changed(self, chosen: Sequence[int]) -> None:
-        """Do nothing: the next reset reads the options."""
-
-    def forget(self) -> None:
-        """Do nothing: no simulator begins on its own."""
 
     def save(self) -> dict[str, Any]:
         """Return the actions of the open episodes of all rows, and their numbers."""

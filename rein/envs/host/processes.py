@@ -179,8 +179,8 @@ def check_timeout(timeout: float | None) -> None:
         raise ValueError(f"timeout={timeout}: give seconds above 0 and at most {_LONGEST:g}, or None for no limit")
 
 
-def check_descriptors(given: str, processes: int) -> None:
-    """Raise OSError, before any process is started, if there are too few file descriptors. `given` is the option."""
+def check_descriptors(option: str, processes: int) -> None:
+    """Raise OSError, which names `option`, before any process is started if there are too few file descriptors."""
     needed = 4 * processes + 8  # per process a pipe, shared memory, and two descriptors of multiprocessing
     held: list[int] = []
     try:
@@ -188,7 +188,7 @@ def check_descriptors(given: str, processes: int) -> None:
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
-        message = f"{given} needs {needed} file descriptors; raise the limit with `ulimit -n`"
+        message = f"{option} needs {needed} file descriptors; raise the limit with `ulimit -n`"
         raise OSError(errno.EMFILE, message) from None
     finally:
         for descriptor in held:

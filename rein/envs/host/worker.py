@@ -183,8 +183,8 @@ class ProcessWorker(Worker):
     def __init__(self, number: int, numbers: range, setup: Setup) -> None:
         super().__init__(number, numbers, setup)
         context = multiprocessing.get_context()
-        mine, self._theirs = context.Pipe()
-        self.pipe = Pipe(mine, PICKLE + b"".join(ANSWERS))
+        own_end, self._theirs = context.Pipe()
+        self.pipe = Pipe(own_end, PICKLE + b"".join(ANSWERS))
         _parent_ends.add(self.pipe)
         forked = context.get_start_method() == "fork"
         inherited = [*_parent_ends] if forked else []

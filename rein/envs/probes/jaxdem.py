@@ -15,13 +15,13 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.drawing import GREEN, RED, WHITE, Frame, board
-from rein.envs.probes.base import Probe
+from rein.envs.base.rendering import GREEN, RED, WHITE, Frame, board
+from rein.envs.probes.probe import OneStepProbe, Probe
 
 END, PRIZE, COST, STRIDE = 5.0, 10.0, 0.1, 2.0
 
 
-class SignBandit(Probe):
+class SignBandit(OneStepProbe):
     """Episodes of one step with reward 1 for an action in (0, 1] and -1 for an action in [-1, 0].
 
     The observation (N, 1) is 0. The best return is 1, and random actions have the mean return 0. JaxDEM requires a mean
@@ -31,17 +31,7 @@ class SignBandit(Probe):
     def __init__(self, num_envs: int = 128, *, seed: int | None = None, device: torch.device | str = "cpu") -> None:
         self.single_observation_space = spaces.Box(-1.0, 1.0, (1,))
         self.single_action_space = spaces.Box(-1.0, 1.0, (1,))
-        self.initial_range = [(0.0, 0.0)]
         super().__init__(num_envs, seed=seed, device=device)
-
-    @property
-    def optimal_return(self) -> float:
-        """Best expected return: 1."""
-        return 1.0
-
-    def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
-        """Return v(s) = 1, shape (N,)."""
-        return torch.ones_like(observation[:, 0])
 
     def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the sign of the action as the reward, and terminate."""
@@ -65,6 +55,8 @@ class OpenCorridor(Probe):
     at the start, after 300 rounds of 256 environments and 8 steps.
     """
 
+    optimal_return = PRIZE - COST * (math.ceil(END / STRIDE) - 1)  # 9.8: two steps at -0.1, and a third to the end
+
     def __init__(
         self,
         num_envs: int = 256,
@@ -75,13 +67,7 @@ class OpenCorridor(Probe):
     ) -> None:
         self.single_observation_space = spaces.Box(-math.inf, math.inf, (1,))
         self.single_action_space = spaces.Box(-STRIDE, STRIDE, (1,))
-        self.initial_range = [(0.0, 0.0)]
         super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device)
-
-    @property
-    def optimal_return(self) -> float:
-        """Best expected return: 9.8, for two steps with reward -0.1 and a third step to the end."""
-        return PRIZE - COST * (math.ceil(END / STRIDE) - 1)
 
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
         """Return the discounted return (N,) of the shortest path from the observed positions (N, 1), for gamma < 1."""

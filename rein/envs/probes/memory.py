@@ -9,8 +9,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.drawing import GREY, WHITE, YELLOW, Colour, Frame, board
-from rein.envs.probes.base import Probe, choices, chosen, one_hot
+from rein.envs.base.rendering import GREY, WHITE, YELLOW, Colour, Frame, board
+from rein.envs.probes.probe import Probe, choices, chosen, one_hot
 
 _COLOURS: tuple[Colour, ...] = ((208, 84, 78), (88, 175, 98), (150, 100, 190), (235, 140, 60), (70, 170, 190))
 
@@ -52,11 +52,6 @@ class Memory(Probe):
         self.single_action_space = choices(cues, continuous)
         self.initial_range = [(0.0, cues), (0.0, 0.0)]  # cue (integer part of the first) and time
         super().__init__(num_envs, seed=seed, device=device)
-
-    @property
-    def optimal_return(self) -> float:
-        """Best expected return: 1."""
-        return 1.0
 
     @property
     def chance(self) -> float:

@@ -11,8 +11,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.drawing import GREEN, WHITE, Frame, board
-from rein.envs.probes.base import Probe
+from rein.envs.base.rendering import GREEN, WHITE, Frame, board
+from rein.envs.probes.probe import Probe
 
 _CELLS = 5  # cells per side of a frame
 
@@ -51,22 +51,14 @@ class Reach(Probe):
         if dimensions not in (1, 2):
             raise ValueError(f"Reach(dimensions={dimensions}): give 1 or 2")
         self.dimensions = dimensions
-        self.max_episode_steps = max_episode_steps
+        k = 0.0
+        for _ in range(max_episode_steps):  # of the Riccati equation; after 20, k equals `gain(1.0)` exactly
+            k = (1.0 + k) / (2.0 + k)
+        self.optimal_return = -k * dimensions / 3.0
         self.single_observation_space = spaces.Box(-1.0, 1.0, (dimensions,))
         self.single_action_space = spaces.Box(-1.0, 1.0, (dimensions,))
         self.initial_range = [(-1.0, 1.0)] * dimensions
         super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device)
-
-    @property
-    def optimal_return(self) -> float:
-        """Best expected return: -k D / 3, with k from `max_episode_steps` steps of the Riccati equation.
-
-        After 20 steps k equals `gain(1.0)` exactly.
-        """
-        k = 0.0
-        for _ in range(self.max_episode_steps):
-            k = (1.0 + k) / (2.0 + k)
-        return -k * self.dimensions / 3.0
 
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
         """Return the values (N,) of the observed positions x (N, D): -gain(gamma) times the squared norm of x."""

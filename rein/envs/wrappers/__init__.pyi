@@ -1,6 +1,5 @@
 from rein.envs.wrappers.actions import ClipAction as ClipAction
 from rein.envs.wrappers.actions import RescaleAction as RescaleAction
-from rein.envs.wrappers.base import Wrapper as Wrapper
 from rein.envs.wrappers.observations import FlattenObservation as FlattenObservation
 from rein.envs.wrappers.observations import FrameStack as FrameStack
 from rein.envs.wrappers.observations import observation_history as observation_history
@@ -11,3 +10,4 @@ from rein.envs.wrappers.rewards import SignReward as SignReward
 from rein.envs.wrappers.time import FrameSkip as FrameSkip
 from rein.envs.wrappers.time import TimeLimit as TimeLimit
 from rein.envs.wrappers.world_state import WorldState as WorldState
+from rein.envs.wrappers.wrapper import Wrapper as Wrapper

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.wrappers.base import Wrapper
+from rein.envs.wrappers.wrapper import Wrapper
 from rein.networks.heads import width
 from rein.protocols import Environment
 from rein.types import TimeStep
@@ -46,11 +46,6 @@ class ClipAction(Wrapper):
         """Box of the inner shape without bounds."""
         return self._space
 
-    @property
-    def config(self) -> dict[str, Any]:
-        """Constructor options, as JSON values."""
-        return self._config()
-
     def _step(self, action: Tensor, mask: Tensor | None) -> TimeStep:
         return self._step_inner(action.clamp(self._low, self._high), mask)
 
@@ -76,11 +71,6 @@ class RescaleAction(Wrapper):
     def single_action_space(self) -> spaces.Box:
         """Box of the inner shape from -1 to 1."""
         return self._space
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """Constructor options, as JSON values."""
-        return self._config()
 
     def _step(self, action: Tensor, mask: Tensor | None) -> TimeStep:
         share = (action.to(self._low.dtype) + 1) / 2

@@ -13,12 +13,12 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.contract import restored
-from rein.envs.wrappers.base import Wrapper, may_hold, where_inside, where_rows
+from rein.envs.base.contract import restored, where_rows
+from rein.envs.wrappers.wrapper import Wrapper, may_hold, where_inside
 from rein.networks.encoder import Flatten
 from rein.ops.trees import map_tree
 from rein.protocols import Environment
-from rein.spaces import RESERVED, children, visible, visible_space
+from rein.spaces import RESERVED, map_space, visible, visible_space
 from rein.spaces.conversion import layout, tensor_dtype
 from rein.types import TimeStep, Tree
 
@@ -44,11 +44,6 @@ class FlattenObservation(Wrapper):
     def single_observation_space(self) -> spaces.Space[Any]:
         """Box (F,) float32, or a Dict with it and the reserved entries."""
         return self._space
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """Constructor options, as JSON values."""
-        return self._config()
 
     def _begin(self, observation: Tree, mask: Tensor | None) -> Tree:
         return self._flat(observation)
@@ -89,11 +84,6 @@ class FrameStack(Wrapper):
     def single_observation_space(self) -> spaces.Space[Any]:
         """Inner space with `length` in front of each shape."""
         return self._space
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """Constructor options, as JSON values."""
-        return self._config(length=self.length)
 
     @where_inside
     def state_dict(self) -> dict[str, Any]:
@@ -180,10 +170,10 @@ def stacked_space(space: spaces.Space[Any], length: int) -> spaces.Space[Any]:
 
 
 def _zeros(space: spaces.Space[Any], rows: int, device: torch.device) -> Tree:
-    inner = children(space)
-    if inner is not None:
-        return {key: _zeros(child, rows, device) for key, child in inner.items()}
-    return torch.zeros((rows, *layout(space)[0]), dtype=tensor_dtype(space), device=device)
+    def zeros(part: spaces.Space[Any]) -> Tensor:
+        return torch.zeros((rows, *layout(part)[0]), dtype=tensor_dtype(part), device=device)
+
+    return map_space(zeros, space)
 
 
 def _restored(saved: Tree, like: Tree, name: str) -> Tree:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from rein.envs.base.contract import agents_per_world
-from rein.envs.base.video import Video, as_frame, frames_per_second, imageio
-from rein.envs.wrappers.base import Wrapper, require, unwrapped, where_inside
+from rein.envs.base.rendering import Video, as_frame, frames_per_second, imageio
+from rein.envs.wrappers.wrapper import Wrapper, require, unwrapped, where_inside
 from rein.files import absolute, make_folder
 from rein.protocols import Environment
 from rein.types import TimeStep, Tree

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from rein.envs.wrappers.base import Wrapper
+from rein.envs.wrappers.wrapper import Wrapper
 from rein.protocols import Environment
 from rein.types import TimeStep, Tree
 
@@ -24,11 +22,6 @@ class ClipReward(Wrapper):
         self.inner = inner
         self.low, self.high = float(low), float(high)
 
-    @property
-    def config(self) -> dict[str, Any]:
-        """Constructor options, as JSON values."""
-        return self._config(low=self.low, high=self.high)
-
     def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
         time_step = self._step_inner(action, mask)
         clipped_N = time_step.reward.clamp(self.low, self.high)
@@ -41,11 +34,6 @@ class ScaleReward(Wrapper):
     def __init__(self, inner: Environment, scale: float) -> None:
         self.inner = inner
         self.scale = float(scale)
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """Constructor options, as JSON values."""
-        return self._config(scale=self.scale)
 
     def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
         time_step = self._step_inner(action, mask)
@@ -60,11 +48,6 @@ class SignReward(Wrapper):
 
     def __init__(self, inner: Environment) -> None:
         self.inner = inner
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """Constructor options, as JSON values."""
-        return self._config()
 
     def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
         time_step = self._step_inner(action, mask)

@@ -5,14 +5,11 @@ Shapes: N environments, O one observation, A one action.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from rein.envs.base.contract import restored
-from rein.envs.wrappers.base import Wrapper, may_hold, require, where_inside, where_rows
+from rein.envs.base.contract import where_rows
+from rein.envs.wrappers.wrapper import Wrapper, may_hold, require
 from rein.protocols import Environment
 from rein.types import TimeStep, Tree
 
@@ -32,11 +29,6 @@ class FrameSkip(Wrapper):
         require("FrameSkip", inner, "apply_action_where", "repeat the action inside the environment instead")
         self.inner = inner
         self.skip = skip
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """Constructor options, as JSON values."""
-        return self._config(skip=self.skip)
 
     def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
         time_step = self._step_inner(action, mask)
@@ -80,6 +72,8 @@ class TimeLimit(Wrapper):
     Raises TypeError if the inner environment lacks `reset_where`, and ValueError for a limit below 1.
     """
 
+    saved_tensors = (("steps", "_steps_N"),)
+
     def __init__(self, inner: Environment, max_episode_steps: int) -> None:
         if max_episode_steps < 1:
             raise ValueError(f"TimeLimit(max_episode_steps={max_episode_steps}): give 1 or more")
@@ -87,23 +81,6 @@ class TimeLimit(Wrapper):
         self.inner = inner
         self.max_episode_steps = max_episode_steps
         self._steps_N = torch.zeros(inner.num_envs, dtype=torch.int64, device=inner.device)
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """Constructor options, as JSON values."""
-        return self._config(max_episode_steps=self.max_episode_steps)
-
-    @where_inside
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the inner environment, and the steps of the current episodes."""
-        return {"inner": self.inner.state_dict(), "steps": self._steps_N}
-
-    @where_inside
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the result of `state_dict`. Raises ValueError for another number of environments."""
-        steps_N = restored(state, "steps", self._steps_N)
-        self.inner.load_state_dict(state["inner"])
-        self._steps_N = steps_N
 
     def _begin(self, observation: Tree, mask: Tensor | None) -> Tree:
         self._steps_N = torch.zeros_like(self._steps_N) if mask is None else self._steps_N.masked_fill(mask, 0)

@@ -13,8 +13,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.contract import agents_per_world, restored
-from rein.envs.wrappers.base import Wrapper, where_inside
+from rein.envs.base.contract import agents_per_world
+from rein.envs.wrappers.wrapper import Wrapper
 from rein.networks.encoder import Flatten
 from rein.protocols import Environment
 from rein.spaces import CRITIC_OBSERVATION, visible, visible_space
@@ -33,6 +33,8 @@ class WorldState(Wrapper):
 
     Raises TypeError if the inner environment has no worlds.
     """
+
+    saved_tensors = (("last", "_last"),)
 
     def __init__(self, inner: Environment) -> None:
         if getattr(inner, "worlds", None) is None:
@@ -59,23 +61,6 @@ class WorldState(Wrapper):
             name: group._replace(observation_space=self._with_state(group.observation_space))
             for name, group in self.inner.groups.items()
         }
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """Constructor options, as JSON values."""
-        return self._config()
-
-    @where_inside
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the inner environment, and the current observation."""
-        return {"inner": self.inner.state_dict(), "last": self._last}
-
-    @where_inside
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the result of `state_dict`. Raises ValueError for another shape or number of environments."""
-        last = restored(state, "last", self._last)
-        self.inner.load_state_dict(state["inner"])
-        self._last = last
 
     def _with_state(self, space: spaces.Space[Any]) -> spaces.Dict:
         entries = space.spaces if isinstance(space, spaces.Dict) else {"observation": space}

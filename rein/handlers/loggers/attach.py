@@ -9,9 +9,8 @@ from typing import Any
 
 from rein.handlers.loggers.logger_thread import Call, Calls
 from rein.loop import Loop
-from rein.loop.clocks import CLOCKS
 from rein.loop.info import run_info
-from rein.loop.state import HALT_LOOP, INTERRUPT, State
+from rein.loop.state import CLOCKS, HALT_LOOP, INTERRUPT, State
 from rein.ops.trees import leaves
 from rein.protocols import Logger, missing_names
 

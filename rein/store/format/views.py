@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from rein.loop.clocks import CLOCKS
+from rein.loop.state import CLOCKS
 from rein.store.format.objects import add_dataset, add_group, add_text, encode_name, link, set_attributes
 from rein.store.format.sealed import FORMAT
 

@@ -15,12 +15,12 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.envs.base.contract import check_action, restored
-from rein.envs.base.seeding import EpisodeSeeds
+from rein.envs.base.seeding import EpisodeSeeds, ReplayableEnvironment
 from rein.ops.random import integers, uniform
 from rein.types import TimeStep, Tree
 
 
-class Clockwork:
+class Clockwork(ReplayableEnvironment):
     """The seed of an episode determines its length, 3 to 7 steps, and whether it is terminated or truncated.
 
     The reward of step k is 1.5 * k - 4 plus the sum of the action. An observation contains a number of the episode,
@@ -39,35 +39,14 @@ class Clockwork:
         self._seeds = EpisodeSeeds(num_envs, seed, "cpu", _start)
 
     @property
-    def seed(self) -> int | None:
-        return self._seeds.seed
-
-    @property
-    def episode_seeds(self) -> Tensor:
-        return self._seeds.current
-
-    @property
     def config(self) -> dict[str, Any]:
         return {"num_envs": self.num_envs, "seed": self.seed, "observation": self._kind}
-
-    def reset(self, seed: int | None = None) -> Tree:
-        if seed is not None:
-            self._seeds.restart(seed)
-        return self._begin(self._seeds.advance(), torch.ones(self.num_envs, dtype=torch.bool))
-
-    def reset_to(self, episode_seeds: Tensor) -> Tree:
-        return self._begin(self._seeds.override(episode_seeds), torch.ones(self.num_envs, dtype=torch.bool))
 
     def apply_action(self, action: Tensor) -> TimeStep:
         return self._move(action, torch.ones(self.num_envs, dtype=torch.bool))
 
     def render(self, index: int = 0) -> np.ndarray[Any, Any]:
         return np.full((32, 48, 3), 30 * int(self._steps_N[index]), np.uint8)
-
-    def reseed(self, seed: int) -> None:
-        self._seeds.reseed(seed)
-
-    def close(self) -> None: ...
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -82,7 +61,8 @@ class Clockwork:
         self._steps_N = restored(state, "steps", self._steps_N)
         self._seeds.load_state_dict(state["seeds"])
 
-    def _begin(self, start_N3: Tensor, mask_N: Tensor) -> Tree:
+    def _begin(self, start_N3: Tensor, /, mask_N: Tensor | None = None) -> Tree:
+        mask_N = torch.ones(self.num_envs, dtype=torch.bool) if mask_N is None else mask_N
         self._start_N3 = torch.where(mask_N[:, None], start_N3, self._start_N3)
         self._steps_N = self._steps_N.masked_fill(mask_N, 0)
         self._total_N = self._total_N.masked_fill(mask_N, 0)

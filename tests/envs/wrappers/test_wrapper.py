@@ -13,9 +13,9 @@ import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment
-from rein.envs.wrappers.base import unwrapped
 from rein.envs.wrappers.observations import FrameStack
 from rein.envs.wrappers.rewards import ClipReward, ScaleReward
+from rein.envs.wrappers.wrapper import unwrapped
 
 
 def test_unwrapped_returns_the_innermost_environment() -> None:

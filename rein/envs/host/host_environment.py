@@ -7,78 +7,34 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 import torch
 from torch import Tensor
 
-from rein.envs.base.contract import check_action, check_observation, check_rows_of, representation, restored
+from rein.envs.base.contract import (
+    CLOSED,
+    check_action,
+    check_begun,
+    check_observation,
+    check_open,
+    check_rows_of,
+    representation,
+    restored,
+)
 from rein.envs.base.seeding import HostEpisodeSeeds
-from rein.envs.base.step_checks import CLOSED, check_begun, check_open
-from rein.envs.host.block import About, Block, Setup, check_row_count, rows_of, with_rows
-from rein.envs.host.masks import warn_of_mask
-from rein.envs.host.options import Options, ResetOptions
-from rein.envs.host.pool import Pool
-from rein.envs.host.supervision import Workers
+from rein.envs.host.block import Block, Setup, Transport, check_row_count, rows_of, with_rows
+from rein.envs.host.episode_inputs import Options, ResetOptions
+from rein.envs.host.pool import Pool, Workers
+from rein.envs.host.results import warn_of_mask
 from rein.errors import explain
 from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree
 
 logger = logging.getLogger(__name__)
-
-
-class Transport(Protocol):
-    """Moves requests to simulators that step together. `Block` and `Pool` have more methods."""
-
-    about: About
-    has_unused_masks: bool  # whether the infos of a reset have masks that are not in the observation
-
-    @property
-    def episode_seeds(self) -> Tensor:
-        """(W,) int64: seeds of the current episodes; -1 before the first reset."""
-        ...
-
-    @property
-    def ended(self) -> str | None:
-        """Text of the error that ended the episodes."""
-
-    @property
-    def reusable(self) -> bool:
-        """Whether new episodes can begin after an error."""
-        ...
-
-    @property
-    def sent(self) -> Collection[int]:
-        """Simulators that were sent and not received."""
-        ...
-
-    @property
-    def busy(self) -> bool:
-        """Whether simulators are being stepped."""
-        ...
-
-    @property
-    def observation(self) -> Tree:
-        """(N, *O): current observation, as of the last received step."""
-
-    def discard(self) -> None:
-        """Forget the simulators that were sent, if possible."""
-
-    def begin(self, current: Sequence[int] | None = None, keep_options: bool = False, /) -> Tree:
-        """Begin the next episodes, or those with the seeds `current` and, with `keep_options`, the current options."""
-
-    def step(self, action: Tree, chosen: Sequence[int], /) -> TimeStep:
-        """Step simulators with the actions `(R, *A)` of their rows."""
-        ...
-
-    def render(self, index: int) -> Any:
-        """Return a frame of one simulator."""
-
-    def close(self) -> None:
-        """Close all simulators."""
 
 
 @explain("ENVIRONMENT_ATTRIBUTES")
@@ -89,12 +45,12 @@ class HostEnvironment:
 
     def __init__(self, setup: Setup, transport: Transport, seeds: HostEpisodeSeeds, options: ResetOptions) -> None:
         self._setup, self._transport, self._seeds, self._options = setup, transport, seeds, options
-        self._agents = transport.about.rows
-        self.num_envs, self.device = seeds.num_envs * transport.about.rows, torch.device("cpu")
-        self.single_observation_space, self.single_action_space = (
-            transport.about.observation_space,
-            transport.about.action_space,
-        )
+        about = transport.about
+        self._agents = about.rows
+        self.num_envs = seeds.num_envs * about.rows
+        self.device = torch.device("cpu")
+        self.single_observation_space = about.observation_space
+        self.single_action_space = about.action_space
         self._begun = self._closed = self._checked = False  # whether episodes have begun
 
     @property
@@ -424,8 +380,8 @@ class SteppedSeparately(HostEnvironment):
             self._begun = True
 
     def _shown(self) -> Sequence[str]:
-        given = self._worker_options
-        return () if given is None else (f"workers={given.workers}", f"mode={given.mode!r}")
+        options = self._worker_options
+        return () if options is None else (f"workers={options.workers}", f"mode={options.mode!r}")
 
     def _chosen(self, mask: Tensor) -> list[int]:
         """Return the simulators with a row in `mask` (N,)."""

@@ -29,8 +29,8 @@ from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import AgentProtocol, Environment, Policy, missing_names
 from rein.spaces import mask_of
 from rein.spaces.conversion import Codec
-from rein.testing.environment import valid_actions
-from rein.testing.stateful import StatefulContract, copy_state, first_difference
+from rein.testing.environment_contract import valid_actions
+from rein.testing.stateful import CountedContract, check_equal, copy_state, first_difference
 from rein.types import Transition
 
 Change = Callable[[Transition], Transition]
@@ -104,7 +104,7 @@ class AgentContract:
                 agent.record_observation(transition._replace(action=action, extras=extras))
                 agent.optimize_model()
                 acts.append((action, extras))
-            self._assert_equal(*acts)
+            check_equal(*acts)
 
     def test_metrics_are_finite_and_detached(self) -> None:
         """The agent reports metrics within the contract's steps, all finite and without a gradient."""
@@ -140,7 +140,7 @@ class AgentContract:
         agent = self.make(0)
         before = copy_state(self.learned(agent))
         self._drive(agent, change=lambda t: t._replace(valid=torch.zeros_like(t.valid)))
-        self._assert_equal(before, self.learned(agent))
+        check_equal(before, self.learned(agent))
 
     def test_content_of_invalid_rows_is_ignored(self) -> None:
         """Two agents learn the same if they differ only in rewards and ends of invalid rows."""
@@ -155,12 +155,12 @@ class AgentContract:
                 terminated=torch.where(hidden.valid, hidden.terminated, ~hidden.terminated),
             )
 
-        self._assert_equal(*(self.learned(self._drive(self.make(0), change=change)) for change in (hide, garbage)))
+        check_equal(*(self.learned(self._drive(self.make(0), change=change)) for change in (hide, garbage)))
 
     def test_terminated_row_does_not_bootstrap(self) -> None:
         """The next observation of a terminated row does not matter."""
         ended = [_terminate, lambda t: _other_next_observation(_terminate(t))]
-        self._assert_equal(*(self.learned(self._drive(self.make(0), change=change)) for change in ended))
+        check_equal(*(self.learned(self._drive(self.make(0), change=change)) for change in ended))
 
     def test_truncated_row_bootstraps(self) -> None:
         """The next observation of a truncated row matters, and truncation differs from termination."""
@@ -181,16 +181,16 @@ class AgentContract:
             for transition in self._stream():
                 policy.select_action(transition.observation)
                 policy.reset(transition.terminated | transition.truncated)
-        self._assert_equal(before, agent.state_dict())
+        check_equal(before, agent.state_dict())
 
     def test_policy_follows_parameters(self) -> None:
         """A policy created before learning and loading acts like one created afterwards."""
         agent, other = self.make(0), self._drive(self.make(1))
         policy = agent.policy()
         self._drive(agent)
-        self._assert_equal(self._acts(policy), self._acts(agent.policy()))
+        check_equal(self._acts(policy), self._acts(agent.policy()))
         agent.load_state_dict(copy_state(other.state_dict()))
-        self._assert_equal(self._acts(policy), self._acts(other.policy()))
+        check_equal(self._acts(policy), self._acts(other.policy()))
 
     def test_same_seed_gives_same_state(self) -> None:
         """Another seed gives other parameters. torch's global generator is neither read nor changed."""
@@ -201,7 +201,7 @@ class AgentContract:
             assert torch.equal(position, torch.get_rng_state()), "the agent uses torch's global generator"
             torch.manual_seed(2)
             same, different = self._drive(self.make(0)), self._drive(self.make(1))
-        self._assert_equal(one.state_dict(), same.state_dict())
+        check_equal(one.state_dict(), same.state_dict())
         assert first_difference(self.learned(one), self.learned(different)) is not None, (
             "seeds 0 and 1 give equal results"
         )
@@ -212,9 +212,9 @@ class AgentContract:
         for agent in (self.make(None), self.make(6)):
             agent.reseed(5)
             assert agent.seed == 5
-            self._assert_equal(built.state_dict(), agent.state_dict())
+            check_equal(built.state_dict(), agent.state_dict())
         assert self.make(None).seed is None
-        self._assert_equal(self._drive(built).state_dict(), self._drive(agent).state_dict())
+        check_equal(self._drive(built).state_dict(), self._drive(agent).state_dict())
 
     def test_reseed_after_first_step_raises(self) -> None:
         """Reseeding would discard the learned parameters."""
@@ -227,12 +227,13 @@ class AgentContract:
 
     def test_state_fulfills_stateful_contract(self) -> None:
         """A state saved during a run and loaded into a new agent continues bit for bit; see `StatefulContract`."""
-        contract = _DrivenContract(lambda: _Driven(self.make(0), self._stream()))
-        contract.test_loaded_part_continues_bit_for_bit()
-        contract.test_state_needs_no_pickle()
-        contract.test_loading_copies_state()
-        contract.test_incomplete_state_raises()
-        contract.test_state_of_wrong_shape_raises()
+        stream = self._stream()
+
+        def step(agent: Any, k: int) -> Any:
+            transition = stream[k % len(stream)]
+            return dict(_learn(agent, transition)), agent.select_action(transition.observation)
+
+        CountedContract(lambda: self.make(0), step).check()
 
     def _stream(self) -> list[Transition]:
         """Return transitions of random actions, with action None. They are the same for all agents."""
@@ -266,37 +267,6 @@ class AgentContract:
     def _acts(self, policy: Policy) -> list[Any]:
         policy.reset()
         return [policy.select_action(transition.observation) for transition in self._stream()]
-
-    def _assert_equal(self, one: Any, other: Any) -> None:
-        difference = first_difference(one, other)
-        assert difference is None, f"values differ at {difference}"
-
-
-class _Driven:
-    """Agent and its position in a stream, as one stateful part."""
-
-    def __init__(self, agent: Any, stream: list[Transition]) -> None:
-        self.agent, self.stream, self.position = agent, stream, 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**self.agent.state_dict(), "position": self.position}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.position = state["position"]
-        self.agent.load_state_dict({name: value for name, value in state.items() if name != "position"})
-
-
-class _DrivenContract(StatefulContract):
-    def __init__(self, make: Callable[[], _Driven]) -> None:
-        self._make = make
-
-    def make(self) -> _Driven:
-        return self._make()
-
-    def step(self, part: _Driven) -> Any:
-        transition = part.stream[part.position % len(part.stream)]
-        part.position += 1
-        return dict(_learn(part.agent, transition)), part.agent.select_action(transition.observation)
 
 
 def _learn(agent: Any, transition: Transition) -> Mapping[str, Any]:

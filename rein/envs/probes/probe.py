@@ -5,7 +5,7 @@ Shapes: N environments, K choices.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,16 @@ from rein.envs.base.simulation import SimulatedEnvironment
 class Probe(SimulatedEnvironment):
     """N environments with a known optimal return."""
 
-    @property
-    @abstractmethod
-    def optimal_return(self) -> float:
-        """Expected return of an episode under the best policy, undiscounted."""
+    optimal_return: float = 1.0  # expected return of an episode under the best policy, undiscounted
+    initial_range: Sequence[tuple[float, float]] = ((0.0, 0.0),)
+
+
+class OneStepProbe(Probe):
+    """Probe with episodes of one step, in which the best action has reward 1 from every state."""
+
+    def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
+        """Return v(s) = 1, shape (N,)."""
+        return torch.ones_like(observation[:, 0])
 
 
 def choices(count: int, continuous: bool) -> spaces.Space[Any]:

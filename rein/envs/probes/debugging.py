@@ -1,29 +1,28 @@
-"""Three probes of value learning, in which actions have no effect. Run these first if an agent does not learn.
+"""Probes that find the mistake in a value or policy update. Run these first if an agent does not learn.
 
-Together with `Bandit(contextual=False)` for the policy and `Bandit()` for both, they are the probe environments of
-Jones (2021). Run them in this order: the first probe that fails shows where the mistake is.
+`ConstantReward`, `ObservedReward` and `DelayedReward` test value learning, because actions have no effect.
+`Bandit(contextual=False)` tests the policy, and `Bandit()` tests both. These are the probe environments of Jones
+(2021). Run them in this order: the first probe that fails shows where the mistake is.
 
 Source: Jones, A. 2021, "Debugging Reinforcement Learning Systems", probe environments.
 
-Shapes: S numbers of a state, N environments.
+Shapes: S numbers of a state, N environments, K arms.
 """
 
 from __future__ import annotations
-
-from abc import abstractmethod
 
 import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.drawing import GREEN, RED, WHITE, Frame, board
-from rein.envs.probes.base import Probe, choices
+from rein.envs.base.rendering import GREEN, RED, WHITE, Frame, board
+from rein.envs.probes.probe import OneStepProbe, Probe, choices, chosen, one_hot
 
 
 class _ValueProbe(Probe):
     """Base class: the observation (N, 1) is the state, and actions in Discrete(2) or [-1, 1] have no effect."""
 
-    start = (0.0, 0.0)
+    single_observation_space = spaces.Box(-1.0, 1.0, (1,))
 
     def __init__(
         self,
@@ -34,27 +33,12 @@ class _ValueProbe(Probe):
         device: torch.device | str = "cpu",
     ) -> None:
         self.continuous = continuous
-        self.single_observation_space = spaces.Box(-1.0, 1.0, (1,))
         self.single_action_space = choices(2, continuous)
-        self.initial_range = [self.start]
         super().__init__(num_envs, seed=seed, device=device)
 
-    @abstractmethod
-    def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
-        """Return the values (N,) of observations (N, 1)."""
 
-
-class ConstantReward(_ValueProbe):
+class ConstantReward(_ValueProbe, OneStepProbe):
     """Episodes of one step with reward 1 and observation 0. Tests whether the critic learns a constant: v = 1."""
-
-    @property
-    def optimal_return(self) -> float:
-        """Expected return: 1 for every policy."""
-        return 1.0
-
-    def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
-        """Return v = 1, shape (N,)."""
-        return torch.ones_like(observation[:, 0])
 
     def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return reward 1, and terminate."""
@@ -73,12 +57,8 @@ class ConstantReward(_ValueProbe):
 class ObservedReward(_ValueProbe):
     """Episodes of one step with the observation, 1 or -1, as reward. Tests whether the critic uses it: v(s) = s."""
 
-    start = (-1.0, 1.0)  # its sign is the observation
-
-    @property
-    def optimal_return(self) -> float:
-        """Expected return: 0 for every policy, the mean over the observations."""
-        return 0.0
+    optimal_return = 0.0  # the mean over the observations
+    initial_range = ((-1.0, 1.0),)  # its sign is the observation
 
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
         """Return v(s) = s, shape (N,)."""
@@ -104,11 +84,6 @@ class DelayedReward(_ValueProbe):
     The observation is 0 in the first step and 1 in the second.
     """
 
-    @property
-    def optimal_return(self) -> float:
-        """Expected return: 1 for every policy."""
-        return 1.0
-
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
         """Return gamma for observation 0 and 1 for observation 1, shape (N,)."""
         return gamma ** (1.0 - observation[:, 0])
@@ -126,3 +101,53 @@ class DelayedReward(_ValueProbe):
     def draw(self, state: list[float]) -> Frame:
         """Draw both steps."""
         return board([[WHITE, GREEN]], (0, state[0]))
+
+
+class Bandit(OneStepProbe):
+    """Contextual bandit: one arm has reward 1, and the others have reward 0. Episodes have one step.
+
+    The arm with the reward is drawn for each episode. The observation (N, K) is its one-hot vector. With
+    `contextual=False` the observation is 0 and the last arm always has the reward. With `continuous=True` actions are
+    in [-1, 1], and the arms are equal intervals of that range.
+
+    The best return is 1. The mean return of random actions is 1 / arms.
+
+    Raises ValueError for fewer than two arms.
+    """
+
+    def __init__(
+        self,
+        num_envs: int = 16,
+        arms: int = 2,
+        *,
+        contextual: bool = True,
+        continuous: bool = False,
+        seed: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if arms < 2:
+            raise ValueError(f"Bandit(arms={arms}): give 2 or more")
+        self.arms = arms
+        self.contextual = contextual
+        self.continuous = continuous
+        self.single_observation_space = spaces.Box(0.0, 1.0, (arms,))
+        self.single_action_space = choices(arms, continuous)
+        self.initial_range = [
+            (0.0, arms) if contextual else (arms - 1.0, arms - 1.0)
+        ]  # the integer part is the arm with the reward
+        super().__init__(num_envs, seed=seed, device=device)
+
+    def dynamics(self, state_SN: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return reward 1 for the right arm, and terminate."""
+        hit_N = chosen(action, self.arms) == state_SN[0].long()
+        return state_SN.clone(), hit_N.to(torch.float32), torch.ones_like(hit_N)
+
+    def observe(self, state_SN: Tensor) -> Tensor:
+        """Return the one-hot vector of the arm with the reward, or zeros."""
+        if self.contextual:
+            return one_hot(state_SN[0], self.arms)
+        return torch.zeros(self.arms, state_SN.shape[1], dtype=torch.float32, device=state_SN.device)
+
+    def draw(self, state: list[float]) -> Frame:
+        """Draw one cell for each arm."""
+        return board([[GREEN if arm == int(state[0]) else WHITE for arm in range(self.arms)]])

@@ -13,7 +13,7 @@ Shapes: N environments, B rows of a sample.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from torch import Tensor
 from rein.ops.random import generator, hash_bits
 from rein.ops.trees import leaves, map_tree, to_device
 from rein.protocols import Buffer, missing_names
-from rein.testing.stateful import StatefulContract, copy_state, first_difference
+from rein.testing.stateful import CountedContract, check_equal, copy_state, first_difference
 from rein.types import Transition
 
 FIELDS = ("observation", "action", "reward", "terminated", "next_observation")
@@ -185,15 +185,17 @@ class BufferContract:
         def early(step: int) -> Tensor:  # the invalid rows are overwritten later
             return self._mask(step) | (step >= 5)
 
+        def contract(valid: Callable[[int], Tensor], steps: int) -> CountedContract:
+            def step(buffer: Any, k: int) -> dict[str, Any]:
+                self._append(buffer, k, valid(k))
+                return self._sample(buffer, 8, k + 1) if len(buffer) else {}
+
+            return CountedContract(lambda: self.make(12 * self.num_envs), step, steps)
+
         for valid in (never, self._mask, early):
-            for steps in (1, 7, 12, 33):
-                contract = _SampledContract(lambda valid=valid: _Sampled(self, valid))
-                contract.steps_before = steps
-                contract.test_loaded_part_continues_bit_for_bit()
-        contract.test_state_needs_no_pickle()
-        contract.test_loading_copies_state()
-        contract.test_incomplete_state_raises()
-        contract.test_state_of_wrong_shape_raises()
+            for steps in (1, 7, 12):
+                contract(valid, steps).test_loaded_part_continues_bit_for_bit()
+            contract(valid, 33).check()
 
     def test_state_of_other_capacity_raises(self) -> None:
         """Loading a state of another capacity raises ValueError."""
@@ -233,45 +235,13 @@ class BufferContract:
                 if valid is None or valid(step)[n]:
                     expected[step * self.num_envs + n] = map_tree(lambda x, n=n: x[n], row)
         assert len(buffer) == len(expected)
-        sample, found = self._sample(buffer, 40 * max(1, len(expected)), 3), {}
+        sample, sampled = self._sample(buffer, 40 * max(1, len(expected)), 3), {}
         for place, number in enumerate(sample["reward"].long().tolist()):
-            found[number] = map_tree(lambda x, place=place: x[place], sample)
+            sampled[number] = map_tree(lambda x, place=place: x[place], sample)
             assert number in expected, f"row {number} was sampled; expected one of {sorted(expected)}"
         for number, row in expected.items():
-            assert number in found, f"row {number} was never sampled"
-            difference = first_difference(row, found[number])
-            assert difference is None, f"row {number} differs at {difference}"
-
-
-class _Sampled:
-    """Buffer and its position in a stream, as one stateful part."""
-
-    def __init__(self, contract: BufferContract, valid: Callable[[int], Tensor]) -> None:
-        self.buffer, self.contract, self.valid = contract.make(12 * contract.num_envs), contract, valid
-        self.steps = 0
-
-    def step(self) -> dict[str, Any]:
-        self.contract._append(self.buffer, self.steps, self.valid(self.steps))
-        self.steps += 1
-        return self.contract._sample(self.buffer, 8, self.steps) if len(self.buffer) else {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**self.buffer.state_dict(), "steps": self.steps}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.steps = state["steps"]
-        self.buffer.load_state_dict({name: value for name, value in state.items() if name != "steps"})
-
-
-class _SampledContract(StatefulContract):
-    def __init__(self, make: Callable[[], _Sampled]) -> None:
-        self._make = make
-
-    def make(self) -> _Sampled:
-        return self._make()
-
-    def step(self, part: _Sampled) -> Any:
-        return part.step()
+            assert number in sampled, f"row {number} was never sampled"
+            check_equal(row, sampled[number], f"row {number}")
 
 
 def make_transition(step: int, num_envs: int, valid_N: Tensor | None = None) -> Transition:

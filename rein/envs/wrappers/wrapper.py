@@ -8,6 +8,7 @@ Shapes: N environments, O one observation, A one action.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MethodType
 from typing import Any, TypeVar, cast
@@ -17,9 +18,8 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.contract import representation
-from rein.envs.host.options import Options
-from rein.ops.trees import map_tree
+from rein.envs.base.contract import options_of, representation, restored
+from rein.envs.host.episode_inputs import Options
 from rein.types import Group, TimeStep, Tree
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -45,14 +45,34 @@ class _WhereInside:
         return MethodType(self._method, wrapper)
 
 
+def _of_inner(name: str, text: str) -> Any:
+    """Return a property that has the value of the inner environment."""
+    return property(operator.attrgetter(f"inner.{name}"), doc=text)
+
+
 class Wrapper:
     """Base class of wrappers. By default every method forwards to the inner environment.
 
-    A wrapper overrides `_begin` for the observations of resets, `_step` for actions, the spaces that it changes, and
-    `config`. A wrapper with a state overrides `state_dict` and `load_state_dict` with the decorator `where_inside`.
+    A wrapper overrides `_begin` for the observations of resets, `_step` for actions, and the spaces that it changes. It
+    keeps its constructor options as attributes of the same names, or overrides `config`. A wrapper with a state
+    declares its tensors in `saved_tensors`, or overrides `state_dict` and `load_state_dict` with the decorator
+    `where_inside`.
     """
 
     inner: Any  # an Environment, which may have optional methods
+    saved_tensors: Sequence[tuple[str, str]] = ()  # name in the state, and attribute
+    num_envs: int = _of_inner("num_envs", "Number of environments N.")
+    device: torch.device = _of_inner("device", "Device of observations and actions.")
+    seed: int | None = _of_inner(
+        "seed", "Random seed of all environments; None until given or drawn at the first reset."
+    )
+    replayable: bool = _of_inner(
+        "replayable", "Whether the seed and the actions of an episode reproduce it bit for bit."
+    )
+    worlds: int = _of_inner(
+        "worlds", "Number of multi-agent worlds. Raises AttributeError if the inner environment has no worlds."
+    )
+    episode_seeds: Tensor = _of_inner("episode_seeds", "(N,) int64: seeds of the current episodes; -1 if unknown.")
 
     def _begin(self, observation: Tree, mask: Tensor | None) -> Tree:
         """Convert the observation of the inner environment after a reset where `mask` (N,) is True; None for all."""
@@ -65,6 +85,11 @@ class Wrapper:
     def _step_inner(self, action: Tree, mask: Tensor | None) -> TimeStep:
         return self.inner.apply_action(action) if mask is None else self.inner.apply_action_where(action, mask)
 
+    @property
+    def config(self) -> dict[str, Any]:
+        """Constructor options, as JSON values."""
+        return self._config(**options_of(self))
+
     def _config(self, **options: Any) -> dict[str, Any]:
         kind = type(self.inner)
         inner = {"type": f"{kind.__module__}.{kind.__qualname__}", "config": self.inner.config}
@@ -74,11 +99,6 @@ class Wrapper:
     def unwrapped(self) -> Any:
         """Innermost environment."""
         return unwrapped(self.inner)
-
-    @property
-    def num_envs(self) -> int:
-        """Number of environments N."""
-        return self.inner.num_envs
 
     @property
     def single_observation_space(self) -> spaces.Space[Any]:
@@ -91,29 +111,9 @@ class Wrapper:
         return self.inner.single_action_space
 
     @property
-    def device(self) -> torch.device:
-        """Device of observations and actions."""
-        return self.inner.device
-
-    @property
-    def seed(self) -> int | None:
-        """Random seed of all environments; None until given or drawn at the first reset."""
-        return self.inner.seed
-
-    @property
-    def replayable(self) -> bool:
-        """Whether the seed and the actions of an episode reproduce it bit for bit."""
-        return self.inner.replayable
-
-    @property
     def steps_separately(self) -> bool:
         """Whether `apply_action_where` costs less than stepping all environments."""
         return getattr(self.inner, "steps_separately", False)
-
-    @property
-    def worlds(self) -> int:
-        """Number of multi-agent worlds. Raises AttributeError if the inner environment has no worlds."""
-        return self.inner.worlds
 
     @property
     def groups(self) -> Mapping[str, Group]:
@@ -121,15 +121,10 @@ class Wrapper:
 
         If the wrapper changes a space, the spaces of all groups are those of the rows, with their padding.
         """
-        inner, mine = self.inner, (self.single_observation_space, self.single_action_space)
-        if mine == (inner.single_observation_space, inner.single_action_space):
+        inner, own_spaces = self.inner, (self.single_observation_space, self.single_action_space)
+        if own_spaces == (inner.single_observation_space, inner.single_action_space):
             return inner.groups
-        return {name: Group(group.rows, *mine) for name, group in inner.groups.items()}
-
-    @property
-    def episode_seeds(self) -> Tensor:
-        """(N,) int64: seeds of the current episodes; -1 if unknown."""
-        return self.inner.episode_seeds
+        return {name: Group(group.rows, *own_spaces) for name, group in inner.groups.items()}
 
     @property
     def awaits_reset(self) -> bool:
@@ -187,13 +182,17 @@ class Wrapper:
 
     @where_inside
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the inner environment. Raises AttributeError if it has no state."""
-        return self.inner.state_dict()
+        """Return the state of the inner environment and the wrapper. Raises AttributeError without an inner state."""
+        inner, own = self.inner.state_dict(), {name: getattr(self, attribute) for name, attribute in self.saved_tensors}
+        return {"inner": inner, **own} if own else inner
 
     @where_inside
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the result of `state_dict`. Raises AttributeError if the inner environment has no state."""
-        self.inner.load_state_dict(state)
+        """Load the result of `state_dict`. Raises ValueError for another shape or number of environments."""
+        own = [(attribute, restored(state, name, getattr(self, attribute))) for name, attribute in self.saved_tensors]
+        self.inner.load_state_dict(state["inner"] if own else state)
+        for attribute, tensor in own:
+            setattr(self, attribute, tensor)
 
     def __repr__(self) -> str:
         return representation(self, repr(self.inner), inner=self.inner)
@@ -211,11 +210,6 @@ def require(wrapper: str, environment: Any, method: str, instead: str) -> None:
     inside = unwrapped(environment)
     if not hasattr(inside, method):
         raise TypeError(f"{wrapper}: {type(inside).__name__} has no {method}(); {instead}")
-
-
-def where_rows(mask_N: Tensor, tree: Tree, other: Tree) -> Tree:
-    """Return the rows of `tree` (N, ...) where `mask_N` is True, and those of `other` elsewhere."""
-    return map_tree(lambda a, b: torch.where(mask_N.reshape(-1, *[1] * (a.ndim - 1)), a, b), tree, other)
 
 
 def may_hold(mask_N: Tensor) -> bool:

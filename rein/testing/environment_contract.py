@@ -32,7 +32,7 @@ from rein.ops.trees import leaves, map_tree
 from rein.protocols import Environment, missing_names
 from rein.spaces import ACTION_MASK, children, choices, entry
 from rein.spaces.conversion import Codec
-from rein.testing.stateful import check_plain, copy_state, first_difference
+from rein.testing.stateful import check_equal, check_plain, copy_state, first_difference
 from rein.types import Group, TimeStep, Tree
 
 _SEED = 11
@@ -91,14 +91,14 @@ class EnvironmentContract:
 
     def test_returned_tensors_never_change(self) -> None:
         """Every step returns new tensors."""
-        environment, kept, copies = self._make(self.num_envs, _SEED), [], []
-        kept.append(environment.reset())
-        copies.append(copy_state(kept[0]))
+        environment, returned, copies = self._make(self.num_envs, _SEED), [], []
+        returned.append(environment.reset())
+        copies.append(copy_state(returned[0]))
         for action in self._actions(environment):
-            kept += [environment.apply_action(action), environment.episode_seeds]
-            copies += [copy_state(item) for item in kept[-2:]]
+            returned += [environment.apply_action(action), environment.episode_seeds]
+            copies += [copy_state(item) for item in returned[-2:]]
         environment.reset()
-        difference = first_difference(copies, kept)
+        difference = first_difference(copies, returned)
         assert difference is None, f"a returned tensor changed later: {difference}; return new tensors"
 
     def test_apply_action_does_not_change_action(self) -> None:
@@ -115,8 +115,8 @@ class EnvironmentContract:
         environment = self._make(self.num_envs, _SEED)
         rollout, ends = self._rollout(environment), _Ends(environment)
         for (before_N, after_N), time_step in zip(pairwise(rollout.seeds), rollout.time_steps, strict=True):
-            over_N, known = ends.after(time_step), bool((after_N >= 0).any())
-            assert not known or torch.equal((before_N != after_N).cpu(), over_N), (
+            over_N, is_known = ends.after(time_step), bool((after_N >= 0).any())
+            assert not is_known or torch.equal((before_N != after_N).cpu(), over_N), (
                 "a seed changed without the end of an episode, or the opposite"
             )
 
@@ -170,8 +170,7 @@ class EnvironmentContract:
         environments = [self._make(self.num_envs, seed) for seed in (_SEED, _SEED, _SEED + 1)]
         one, same, other = map(self._rollout, environments)
         if environments[0].replayable:
-            difference = first_difference(one, same)
-            assert difference is None, f"two rollouts with one seed differ at {difference}"
+            check_equal(one, same, "two rollouts with one seed")
             assert not torch.equal(one.seeds[0], other.seeds[0]), "another seed gives the same episodes"
 
     def test_streams_do_not_depend_on_num_envs(self) -> None:
@@ -182,8 +181,8 @@ class EnvironmentContract:
             fewer = self._make(count, _SEED)
             few = self._rollout(fewer)
             if environment.replayable:
-                difference = first_difference(few, rows_of(many, torch.arange(fewer.num_envs)))
-                assert difference is None, f"num_envs={count} and num_envs={self.num_envs} differ at {difference}"
+                first_rows = rows_of(many, torch.arange(fewer.num_envs))
+                check_equal(few, first_rows, f"num_envs={count} and num_envs={self.num_envs}")
 
     def test_episode_seeds_follow_seed_environment_and_episode(self) -> None:
         """The k-th episode of environment or world i has the seed `rein.ops.random.episode_seeds(seed, i, k)`."""
@@ -223,8 +222,7 @@ class EnvironmentContract:
             loaded.reset()
             return
         for k, action in enumerate(actions[13:], start=1):
-            difference = first_difference(environment.apply_action(action), loaded.apply_action(action))
-            assert difference is None, f"step {k} after loading differs at {difference}"
+            check_equal(environment.apply_action(action), loaded.apply_action(action), f"step {k} after loading")
             assert torch.equal(environment.episode_seeds, loaded.episode_seeds), f"other episode seeds after {k} steps"
 
     def test_seed_and_actions_reproduce_episode(self) -> None:
@@ -349,8 +347,7 @@ class EnvironmentContract:
         rows = torch.arange(environment.num_envs) + index * environment.num_envs
         first, ends = environment.reset_to(rows_of(rollout.seeds[begin], rows)), _Ends(environment)
         expected = rollout.time_steps[begin - 1].observation if begin else rollout.start
-        difference = first_difference(rows_of(expected, rows), first)
-        assert difference is None, f"the first observation of a replayed episode differs at {difference}"
+        check_equal(rows_of(expected, rows), first, "the first observation of a replayed episode")
         for t in range(begin, self.steps):
             time_step = environment.apply_action(rows_of(rollout.actions[t], rows))
             expected = rows_of(rollout.time_steps[t], rows)
@@ -359,8 +356,7 @@ class EnvironmentContract:
             pair = [x._replace(observation=None) if over else x for x in (expected, time_step)]
             if over:  # the final observation of an agent that has left is the first of the next episode
                 pair = [rows_of(x, ~left_N) for x in pair]
-            difference = first_difference(*pair)
-            assert difference is None, f"step {t - begin + 1} of a replayed episode differs at {difference}"
+            check_equal(*pair, f"step {t - begin + 1} of a replayed episode")
             if over:
                 return t + 1
         return self.steps
@@ -450,8 +446,8 @@ def check_environment(make: Callable[[int, int | None], Any], *, num_envs: int =
 def _check_seeds(environment: Any, count_N: Tensor) -> None:
     index_N = _Ends(environment).index
     got_N, expected_N = environment.episode_seeds.cpu(), episode_seeds(_SEED, index_N, count_N)
-    known = environment.replayable or not (got_N == -1).all()
-    assert not known or torch.equal(got_N, expected_N), f"episode_seeds {got_N}, expected {expected_N}"
+    is_known = environment.replayable or not (got_N == -1).all()
+    assert not is_known or torch.equal(got_N, expected_N), f"episode_seeds {got_N}, expected {expected_N}"
 
 
 _REFUSALS = (ReinError, RuntimeError, ValueError)
@@ -475,8 +471,7 @@ def rows_of(tree: Any, which: Tensor) -> Any:
 
 def check_same(one: Any, other: Any, which: Tensor, what: str) -> None:
     """Raise AssertionError, whose message begins with `what`, if two trees differ by a bit in these rows."""
-    difference = first_difference(rows_of(one, which), rows_of(other, which))
-    assert difference is None, f"{what} differs at {difference}"
+    check_equal(rows_of(one, which), rows_of(other, which), what)
 
 
 def check_bounds(observation: Tree, space: spaces.Space[Any]) -> None:
