@@ -23,7 +23,7 @@ from rein.networks.normalizers import RewardNormalizer
 from rein.networks.q_networks import QNetwork
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.returns import lambda_returns
-from rein.ops.statistics import masked_mean, minibatches
+from rein.ops.statistics import masked_mean
 from rein.ops.values import mask_values
 from rein.replay.rollout import Rollout
 from rein.schedules import Schedule, linear
@@ -139,7 +139,7 @@ class PQN(EpsilonGreedy, NetworkAgent):
         target_TN = lambda_returns(reward_TN, *ends, next_value_TN, valid_TN, **settings)
         return Batch(
             features=inputs_of(self.networks.preprocess(rollout.flat("observation"))).features,
-            action=self.action_index(rollout.flat("action")),
+            action=self.network_action(rollout.flat("action")),
             value=rollout.flat("value"),
             target=target_TN.flatten(),
             valid=None if valid_TN is None else valid_TN.flatten(),
@@ -147,11 +147,8 @@ class PQN(EpsilonGreedy, NetworkAgent):
 
     def _pass(self, batch: Batch, report: bool) -> list[dict[str, Tensor]]:
         """Update once per minibatch of all rows and return the metrics of each update."""
-        order_MB = minibatches(batch.size, self.minibatches, self.generator)
-        shuffled = batch.rows(order_MB.flatten())  # one gather per pass, so that minibatches are slices
-        size = order_MB.shape[1]
         self.updates += self.minibatches
-        parts = (shuffled.rows(slice(start, start + size)) for start in range(0, self.minibatches * size, size))
+        parts = batch.shuffled(self.minibatches, self.generator)
         return [self._learner.step(part, None, report=report) for part in parts]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

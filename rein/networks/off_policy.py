@@ -223,7 +223,7 @@ class DiscreteActor(_Network):
 
 
 class OffPolicyNetworks(nn.Module, abc.ABC):
-    """Base class: a preprocessor, an actor, K critics, and target copies of the critics."""
+    """Base class: a preprocessor, an actor, and, unless K = 0, K critics and target copies of the critics."""
 
     masks: ClassVar[bool] = False  # whether the actor reads action masks
 
@@ -262,7 +262,7 @@ class OffPolicyNetworks(nn.Module, abc.ABC):
             scale_images=scale_images,
             custom_encoder=encoder is not None,
             masks=self.masks,
-            critic=True,
+            critic=critics > 0,
         )
         if self.preprocess.images and encoder is None and (actor is None or critic is None):
             raise ValueError(
@@ -270,8 +270,8 @@ class OffPolicyNetworks(nn.Module, abc.ABC):
             )
 
         def new_encoder() -> nn.Module | None:
-            given = observation_space, generator, encoder
-            return encoder_for(*given) if custom is None else custom.FlattenedEncoder(*given, scale_images)
+            arguments = observation_space, generator, encoder
+            return encoder_for(*arguments) if custom is None else custom.FlattenedEncoder(*arguments, scale_images)
 
         layers = Layers(tuple(hidden), activation, generator)
         modules = custom and custom.CustomModules(observation_space, action_space, generator, self.preprocess)
@@ -279,6 +279,8 @@ class OffPolicyNetworks(nn.Module, abc.ABC):
             self.actor: Any = self._actor(layers, new_encoder())
         else:
             self.actor = self._custom_actor(modules, actor, generator)
+        if not critics:
+            return
         if critic is None:
             self.critics: Any = self._critics(critics, layers, new_encoder())
         else:

@@ -104,8 +104,8 @@ class Priorities:
         if (compiled := self._compiled) is not None:
             index_B = torch.empty(batch_size, dtype=torch.int64, device=self.device)
             probability_B = torch.empty(batch_size, dtype=torch.float64, device=self.device)
-            found = index_B.numpy(), probability_B.numpy()
-            if not compiled.draw(_arrays(self._sums), uniform_LB.numpy(), *found):
+            results = index_B.numpy(), probability_B.numpy()
+            if not compiled.draw(_arrays(self._sums), uniform_LB.numpy(), *results):
                 raise ValueError(empty)
             return index_B, probability_B
         try:
@@ -123,9 +123,9 @@ class Priorities:
         """
         if not len(probability_B):
             return torch.zeros(0, dtype=torch.float32, device=probability_B.device)
-        found_B = _on_host(probability_B)
+        host_B = _on_host(probability_B)
         with np.errstate(divide="ignore", invalid="ignore"):  # division by 0 gives infinity, as in torch
-            weight_B = (found_B.min() / found_B) ** float(beta)
+            weight_B = (host_B.min() / host_B) ** float(beta)
         return weight_B.float() if isinstance(weight_B, Tensor) else torch.from_numpy(weight_B.astype(np.float32))
 
     def update(self, index_B: Tensor, td_error_B: Tensor) -> None:
@@ -135,8 +135,8 @@ class Priorities:
         and errors have different shapes, and IndexError for rows out of range.
         """
         if index_B.shape != td_error_B.shape:
-            given = f"rows {tuple(index_B.shape)}, and errors {tuple(td_error_B.shape)}"
-            raise ValueError(f"Priorities.update: {given}; give one error for each row")
+            shapes = f"rows {tuple(index_B.shape)}, and errors {tuple(td_error_B.shape)}"
+            raise ValueError(f"Priorities.update: {shapes}; give one error for each row")
         if not len(index_B):
             return
         new_B = (abs(_on_host(td_error_B.detach().double())) + self.epsilon) ** self.alpha
@@ -159,9 +159,9 @@ class Priorities:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned. Raises ValueError if it has another capacity or is damaged."""
         priority, sums, stale, maximum = (state[name] for name in ("priority", "sums", "stale", "maximum"))
-        given, expected = ([tuple(x.shape) for x in levels] for levels in ([priority, *sums], self._sums))
-        if given != expected:
-            raise ValueError(f"priority and sums of {self.capacity} rows have the shapes {expected}, not {given}")
+        received, expected = ([tuple(x.shape) for x in levels] for levels in ([priority, *sums], self._sums))
+        if received != expected:
+            raise ValueError(f"priority and sums of {self.capacity} rows have the shapes {expected}, not {received}")
         if len(stale) and not 0 <= int(stale.amin()) <= int(stale.amax()) < len(priority) >> SHIFT:
             raise ValueError(f"stale has blocks from {int(stale.amin())} to {int(stale.amax())}, which is out of range")
         self._priority.copy_(priority)
@@ -242,8 +242,8 @@ class PrioritizedReplay(Replay):
             raise ValueError("sample(replacement=False): a prioritized replay samples with replacement only")
         self.flush()
         index_B, probability_B = self.priorities.sample(batch_size, generator)
-        found = self._found(index_B, n_step, gamma, fields)
-        return found._replace(probability=probability_B)
+        sample = self._sample_of(index_B, n_step, gamma, fields)
+        return sample._replace(probability=probability_B)
 
     def weights(self, probability_B: Tensor, beta: float) -> Tensor:
         """Return the importance weights (B,) of the rows of a sample; see `Priorities.weights`."""

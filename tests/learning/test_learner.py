@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rein.accelerate.fast_learner import FastLearner
 from rein.agents.base.learner import Batch, Learner
-from rein.agents.base.policy_loss import METRICS, Coefficients, policy_loss
+from rein.agents.base.on_policy import METRICS, Coefficients, policy_loss
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.random import generator

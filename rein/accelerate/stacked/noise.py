@@ -26,15 +26,15 @@ class AgentNoise:
         self.agents, self.device = agents, torch.device(agents[0].device)
         keys = [stream_seed(agent._root_seed, "population") for agent in agents]
         self._key_S = torch.tensor(keys, dtype=torch.int64, device=self.device)
-        self._known: dict[int, Tensor] = {}  # keys by their number
+        self._keys_by_count: dict[int, Tensor] = {}  # keys by their number
 
     def uniform(self, rows: int) -> Tensor:
         """Return uniform numbers in [0, 1), (S, N)."""
         if self.device.type != "cpu":
             return uniform(self._keys(rows), 2 * self._count())
         noise_SN = torch.empty(len(self.agents), rows, dtype=torch.float32, device=self.device)
-        for agent, mine_N in zip(self.agents, noise_SN.unbind(), strict=True):
-            torch.rand(rows, generator=agent.generator, dtype=torch.float32, device=self.device, out=mine_N)
+        for agent, row_N in zip(self.agents, noise_SN.unbind(), strict=True):
+            torch.rand(rows, generator=agent.generator, dtype=torch.float32, device=self.device, out=row_N)
         return noise_SN
 
     def normal(self, rows: int, actions: int) -> Tensor:
@@ -44,9 +44,9 @@ class AgentNoise:
             radius = (-2.0 * torch.log1p(-uniform(keys, count))).sqrt()
             return (radius * torch.cos(2.0 * math.pi * uniform(keys, count + 1))).unflatten(1, (rows, actions))
         noise_SNA = torch.empty(len(self.agents), rows, actions, dtype=torch.float32, device=self.device)
-        for agent, mine_NA in zip(self.agents, noise_SNA.unbind(), strict=True):
-            like: dict[str, Any] = {"dtype": torch.float32, "device": self.device, "out": mine_NA}
-            torch.randn(mine_NA.shape, generator=agent.generator, **like)
+        for agent, row_NA in zip(self.agents, noise_SNA.unbind(), strict=True):
+            like: dict[str, Any] = {"dtype": torch.float32, "device": self.device, "out": row_NA}
+            torch.randn(row_NA.shape, generator=agent.generator, **like)
         return noise_SNA
 
     def orders(self, rows: int, count: int) -> Tensor:
@@ -58,10 +58,10 @@ class AgentNoise:
 
     def _keys(self, count: int) -> Tensor:
         """Return different keys for each agent, (S, count)."""
-        if count not in self._known:
+        if count not in self._keys_by_count:
             number_C = torch.arange(count, dtype=torch.int64, device=self._key_S.device)
-            self._known[count] = hash_bits(self._key_S.unsqueeze(1), number_C)
-        return self._known[count]
+            self._keys_by_count[count] = hash_bits(self._key_S.unsqueeze(1), number_C)
+        return self._keys_by_count[count]
 
     def _count(self) -> int:
         """Return a number that grows with each vector step."""

@@ -21,9 +21,8 @@ from rein.accelerate.stacked.policy_gradient import Outputs, forward, policy_gra
 from rein.accelerate.stacked.stacked_agents import StackedAgents
 from rein.agents.a2c import A2C
 from rein.agents.base.learner import Batch
-from rein.agents.base.on_policy import OnPolicyAgent, check_enough
-from rein.agents.base.policy_loss import Coefficients, report_rows
-from rein.agents.base.separate_agents import joined, split
+from rein.agents.base.on_policy import Coefficients, OnPolicyAgent, check_enough, report_rows
+from rein.agents.population import joined, split
 from rein.agents.ppo import PPO
 from rein.networks.heads import DiscreteHead
 from rein.ops.returns import gae
@@ -97,8 +96,8 @@ class StackedOnPolicyAgents(StackedAgents):
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
         """End the current episodes of the rows in `mask` (R,), which were reset outside a step."""
         if self.first.reward_normalizer is not None and not len(self.rollout):
-            for agent, mine_N in zip(self.agents, split(mask, len(self.agents)), strict=True):
-                agent.reward_normalizer.observe_reset(mine_N)
+            for agent, mask_N in zip(self.agents, split(mask, len(self.agents)), strict=True):
+                agent.reward_normalizer.observe_reset(mask_N)
         self.rollout.observe_reset(mask)
 
     def optimize_model(self) -> dict[str, Tensor]:
@@ -168,9 +167,9 @@ class StackedOnPolicyAgents(StackedAgents):
         ended_TR = self.rollout["terminated"] | self.rollout["truncated"]
         columns = [x.tensor_split(len(self.agents), dim=1) for x in (reward_TR, ended_TR, self.rollout["valid"])]
         scaled = []
-        for agent, *mine in zip(self.agents, *columns, strict=True):
+        for agent, *own_columns in zip(self.agents, *columns, strict=True):
             agent.reward_normalizer.gamma = agent.gamma
-            scaled.append(agent.reward_normalizer.scale(*mine))
+            scaled.append(agent.reward_normalizer.scale(*own_columns))
         return torch.cat(scaled, 1)
 
     def _next_values(self, value_TR: Tensor) -> Tensor:
@@ -190,8 +189,8 @@ class StackedOnPolicyAgents(StackedAgents):
         of_Q = row_Q // (value_TR.shape[1] // learners)
         for number in of_Q.unique().tolist():
             place, networks = (step_Q[of_Q == number], row_Q[of_Q == number]), self.agents[number].networks
-            mine = map_tree(lambda x, place=place: x[place], observation)
-            next_value_TR[place] = networks.value(networks.preprocess(mine))
+            rows = map_tree(lambda x, place=place: x[place], observation)
+            next_value_TR[place] = networks.value(networks.preprocess(rows))
         return next_value_TR
 
     def _values(self, observation: Tree) -> Tensor:
@@ -203,8 +202,8 @@ class StackedOnPolicyAgents(StackedAgents):
         if not self._plain:
             return self._learn_alone(part, coefficients, report)
         with fast_products(part["target"].shape[1] * self.largest_matrix):
-            norm_S, found = self._step(part, coefficients, report)
-        return {**found, "grad_norm": norm_S} if report else {}
+            norm_S, metrics = self._step(part, coefficients, report)
+        return {**metrics, "grad_norm": norm_S} if report else {}
 
     @torch.no_grad()
     def _learned(self, part: Mapping[str, Tensor], coefficients: Coefficients, report: bool) -> Any:
@@ -227,12 +226,12 @@ class StackedOnPolicyAgents(StackedAgents):
 
     def _learn_alone(self, part: Mapping[str, Tensor], coefficients: Coefficients, report: bool) -> dict[str, Tensor]:
         """Let each agent make its step, with guards, hooks and frozen parameters."""
-        found = []
+        metrics = []
         for number, agent in enumerate(self.agents):
-            mine = Batch(**{name: x[number] for name, x in part.items()})
+            batch = Batch(**{name: x[number] for name, x in part.items()})
             own: Any = (float(x[number]) if isinstance(x, Tensor) else x for x in coefficients)
-            found.append(agent.learners["networks"].step(mine, Coefficients(*own), report=report))
-        return {name: torch.stack([mine[name] for mine in found]) for name in found[0]} if report else {}
+            metrics.append(agent.learners["networks"].step(batch, Coefficients(*own), report=report))
+        return {name: torch.stack([batch[name] for batch in metrics]) for name in metrics[0]} if report else {}
 
     def _count_updates(self, updates: int) -> None:
         for agent in self.agents:
@@ -258,11 +257,11 @@ class StackedOnPolicyAgents(StackedAgents):
         explained_S = torch.vmap(explained_variance)(batch["value"], batch["target"], *valid)
         return {**means, "explained_variance": explained_S}
 
-    def keep(self, kept: Sequence[int]) -> None:
+    def keep(self, numbers: Sequence[int]) -> None:
         """Continue with these agents only."""
         entries = self.entries()
-        super().keep(kept)
-        self.load_entries([entries[number] for number in kept])
+        super().keep(numbers)
+        self.load_entries([entries[number] for number in numbers])
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the rollout of each agent."""
@@ -270,7 +269,7 @@ class StackedOnPolicyAgents(StackedAgents):
         by_row = map_tree(lambda x: x.transpose(0, 1), state["fields"])
         parts = split(by_row, learners) if by_row else [{}] * learners
         fields = [map_tree(lambda x: x.transpose(0, 1), part) for part in parts]
-        return [{"rollout": {"length": state["length"], "fields": mine}} for mine in fields]
+        return [{"rollout": {"length": state["length"], "fields": part}} for part in fields]
 
     def load_entries(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Join the rollouts of the agents, which then have none themselves."""
@@ -318,8 +317,8 @@ class StackedA2C(StackedOnPolicyAgents):
         batch = dict(batch)
         if self.first.normalize_advantage:
             check_enough(self.first, batch["advantage"][0])
-            given = [batch[name] for name in ("advantage", "valid") if name in batch]
-            batch["advantage"] = _standardized(*given)
+            columns = [batch[name] for name in ("advantage", "valid") if name in batch]
+            batch["advantage"] = _standardized(*columns)
         coefficients = self._coefficients()
         self._count_updates(1)
         return self.means([self.learn(batch, coefficients, report=True)], batch)
