@@ -222,8 +222,13 @@ class Replay:
         n is smaller if the episode ends earlier or newer rows are missing. Raises ValueError if there are too few rows.
         """
         self.flush()
-        index_B = self._valid.draw(batch_size, generator, replacement)
-        return self._sample_of(index_B, n_step, gamma, fields)
+        index_B, probability_B = self._draw(batch_size, generator, replacement)
+        sample = self._sample_of(index_B, n_step, gamma, fields)
+        return sample if probability_B is None else sample._replace(probability=probability_B)
+
+    def _draw(self, batch_size: int, generator: torch.Generator, replacement: bool) -> tuple[Tensor, Tensor | None]:
+        """Return row numbers (B,), and their probabilities (B,) unless they are equal."""
+        return self._valid.draw(batch_size, generator, replacement), None
 
     def take(self, index_B: Tensor, *, n_step: int = 1, gamma: float = 0.99, fields: Sequence[str] = ()) -> Sample:
         """Return rows by number, as `sample` does. Environment n of slot s is row `s * num_envs + n`.

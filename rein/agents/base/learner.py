@@ -124,10 +124,6 @@ class Learner:
         precision: str = "float32",
     ) -> None:
         """Create a learner. By default, `micro_batch` is 4,096 rows on the CPU and all rows on other devices."""
-        if precision not in ("float32", "bfloat16"):
-            raise ValueError(f"precision={precision!r}: use float32 or bfloat16")
-        if micro_batch is not None and micro_batch < 1:
-            raise ValueError(f"micro_batch={micro_batch}: give 1 or more")
         self.networks = networks
         self.loss = loss
         self.optimizer = _optimizer_of(networks, optimizer)

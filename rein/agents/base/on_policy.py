@@ -17,10 +17,10 @@ from rein.accelerators import find
 from rein.agents.base.agent import cast_action
 from rein.agents.base.learner import Batch
 from rein.agents.base.network_agent import NetworkAgent
-from rein.agents.base.optimizers import default_optimizer
+from rein.agents.base.optimizers import Adam
 from rein.agents.base.options import finite, flag, not_negative, option
 from rein.networks.actor_critic import ActorCritic, CoreFactory
-from rein.networks.encoder import NetworkFactory, inputs_of
+from rein.networks.encoder import Features, NetworkFactory, inputs_of
 from rein.networks.heads import ContinuousHead
 from rein.networks.normalizers import RewardNormalizer
 from rein.ops.distributions import Distribution
@@ -129,7 +129,45 @@ def check_enough(agent: object, advantage: Tensor) -> None:
         )
 
 
-class OnPolicyAgent(NetworkAgent):
+class RolloutAgent(NetworkAgent):
+    """Base class of agents that learn from full rollouts."""
+
+    rollout_steps: int = option(default=32)
+    normalize_reward: bool = option(default=False)
+
+    def build_rollout(self) -> None:
+        """Build the rollout and the normalizer of its rewards."""
+        self.rollout = Rollout(self.rollout_steps)
+        self.reward_normalizer = RewardNormalizer(self.gamma) if self.normalize_reward else None
+
+    @staticmethod
+    def default_optimizer(parameters: Iterable[Any]) -> Any:
+        """Return Adam with epsilon 1e-5, the usual value for policy-gradient methods (Huang et al. 2022)."""
+        return Adam(parameters, eps=1e-5)
+
+    def observe_reset(self, observation: Tree, mask: Tensor) -> None:
+        """End the episodes of the environments in `mask` (N,), which were reset outside a step."""
+        if self.reward_normalizer is not None and not len(self.rollout):
+            self.reward_normalizer.observe_reset(mask)
+        self.rollout.observe_reset(mask)
+
+    def optimize_model(self) -> dict[str, Tensor]:
+        """Update with the rollout if it is full, and return metrics."""
+        if not self.rollout.full:
+            return {}
+        self.compare_processes()
+        self.set_learning_rates()
+        metrics = dict(self.update(self.rollout))
+        self.networks.preprocess.update(self.rollout.flat("observation"), self.rollout.flat("valid"))
+        self.rollout.clear()
+        return metrics
+
+    def rewards(self) -> Tensor:
+        """Return the rewards (T, N) of the rollout, normalized if `normalize_reward` is set."""
+        return self.rollout.rewards(self.reward_normalizer, self.gamma)
+
+
+class OnPolicyAgent(RolloutAgent):
     """Base class of on-policy actor-critics. Subclasses implement `update`, which is called with a full rollout.
 
     The methods `rewards()`, `next_values(values)` and `batch(advantages, targets, valid)` convert the rollout to a
@@ -137,7 +175,6 @@ class OnPolicyAgent(NetworkAgent):
     """
 
     learning_rate: float | Schedule = option(default=3e-4)
-    rollout_steps: int = option(default=32)
     value_coefficient: float = option(
         default=0.5, check=not_negative, fixed=True, help="weight of the value loss, which is half the squared error"
     )
@@ -166,7 +203,6 @@ class OnPolicyAgent(NetworkAgent):
     state_dependent_std: bool = option(
         default=False, check=flag, fixed=True, help="make the standard deviation an output of the network"
     )
-    normalize_reward: bool = option(default=False)
 
     reports = (*METRICS, "grad_norm", "explained_variance")
 
@@ -183,27 +219,26 @@ class OnPolicyAgent(NetworkAgent):
             self.reports = (*type(self).reports, "log_std")  # type: ignore[misc]
         self._learner = self.add_learner("networks", self.networks, policy_loss)
         self._graph = find("graph", self.networks.step, self.device) if self.compile else None  # type: ignore[arg-type]
-        self.rollout = Rollout(self.rollout_steps)
-        self.reward_normalizer = RewardNormalizer(self.gamma) if self.normalize_reward else None
+        self.build_rollout()
         self.first_carry: Tensor | None = None  # (N, C) before the first step of the rollout
         self.carry_reset: Tensor | None = None  # (N,) whether the carry was zeroed before the current step
         self._next_carry: Tensor | None = None  # (N, C) after the current step
         self._selected: tuple[Any, Any] = None, None  # action and extras of the current step
 
-    @staticmethod
-    def default_optimizer(parameters: Iterable[Any]) -> Any:
-        """Return Adam with epsilon 1e-5."""
-        return default_optimizer(parameters)
-
     def act(self, observation: Tree, explore: bool | float) -> Tree:
         """Return the mode of the policy, or a sample if `explore` is set; (N, ...)."""
+        x = self._preprocessed(observation)
+        distribution, self.carry = self.networks.policy(x, self.carry)
+        sample = distribution.sample(self.generator) if explore else distribution.mode()
+        return self.networks.policy_head.to_action(distribution, sample)
+
+    def _preprocessed(self, observation: Tree) -> Features:
+        """Return a preprocessed observation. Creates the carry of recurrent networks if there is none."""
         x = self.networks.preprocess(observation)
         if self.networks.carry_size and self.carry is None:
             rows = inputs_of(x).features.shape[0]
             self.carry = torch.zeros(rows, self.networks.carry_size, dtype=torch.float32, device=self.device)
-        distribution, self.carry = self.networks.policy(x, self.carry)
-        sample = distribution.sample(self.generator) if explore else distribution.mode()
-        return self.networks.policy_head.to_action(distribution, sample)
+        return x
 
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tree]]:
         """Sample an action. Returns it with `value`, `log_prob` and, if it differs from the action, `sample`."""
@@ -217,11 +252,10 @@ class OnPolicyAgent(NetworkAgent):
 
     def _evaluate(self, observation: Tree) -> tuple[Distribution, Tensor]:
         """Return the distribution and the values. The carry advances in `record_observation`."""
-        x = self.networks.preprocess(observation)
-        if self.networks.carry_size and self.carry is None:
-            rows = inputs_of(x).features.shape[0]
-            self.carry = torch.zeros(rows, self.networks.carry_size, dtype=torch.float32, device=self.device)
-            self.carry_reset = torch.ones(rows, dtype=torch.bool, device=self.device)
+        begins = self.carry is None
+        x = self._preprocessed(observation)
+        if begins and self.carry is not None:
+            self.carry_reset = torch.ones(len(self.carry), dtype=torch.bool, device=self.device)
         distribution, value_N, self._next_carry = (self._graph or self.networks.step)(x, self.carry)
         return distribution, value_N
 
@@ -273,26 +307,9 @@ class OnPolicyAgent(NetworkAgent):
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
         """End the episodes and zero the carry of the environments in `mask` (N,), which were reset outside a step."""
-        if self.reward_normalizer is not None and not len(self.rollout):
-            self.reward_normalizer.observe_reset(mask)
-        self.rollout.observe_reset(mask)
+        super().observe_reset(observation, mask)
         if self.carry is not None and self.carry_reset is not None:
             self._reset_carry(mask | self.carry_reset, self.carry)
-
-    def optimize_model(self) -> dict[str, Tensor]:
-        """Update with the rollout if it is full, and return metrics."""
-        if not self.rollout.full:
-            return {}
-        self.compare_processes()
-        self.set_learning_rates()
-        metrics = dict(self.update(self.rollout))
-        self.networks.preprocess.update(self.rollout.flat("observation"), self.rollout.flat("valid"))
-        self.rollout.clear()
-        return metrics
-
-    def rewards(self) -> Tensor:
-        """Return the rewards (T, N) of the rollout, normalized if `normalize_reward` is set."""
-        return self.rollout.rewards(self.reward_normalizer, self.gamma)
 
     def next_values(self, value_TN: Tensor) -> Tensor:
         """Return the values (T, N) of the true next observations, given the values of the observations."""

@@ -118,27 +118,18 @@ class Optimizer(Protocol):
 
     def step(self) -> Any:
         """Update the parameters with their gradients."""
-        ...
 
     def zero_grad(self) -> Any:
         """Clear the gradients."""
-        ...
 
     def state_dict(self) -> Any:
         """Return the state of the optimizer."""
-        ...
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Load a state that `state_dict` returned."""
-        ...
 
 
 OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
-
-
-def default_optimizer(parameters: Iterable[Tensor]) -> Optimizer:
-    """Return Adam with epsilon 1e-5, the usual value for policy-gradient methods (Huang et al. 2022)."""
-    return Adam(parameters, eps=1e-5)
 
 
 def apply_gradients(

@@ -91,11 +91,11 @@ class TargetNetworkAgent(EpsilonGreedy, ReplayAgent):
     huber: float | None = option(default=1.0)
 
     reports = ("value_loss", "action_value", "grad_norm", "epsilon")
-    exploration_metric = "epsilon"
+    _exploration_metric = "epsilon"
 
     def build(self, generator: torch.Generator) -> None:
         """Build the replay, the networks and their learner."""
-        self.exploration = getattr(self, self.exploration_metric)
+        self.exploration = getattr(self, self._exploration_metric)
         super().build(generator)
 
     def online_and_target(self, network: Network, learner: str, loss: Loss) -> OnlineAndTarget[Network]:
@@ -120,7 +120,7 @@ class TargetNetworkAgent(EpsilonGreedy, ReplayAgent):
         error_B = metrics.pop("td_error")
         if report:
             amount = self.exploration(**self.counts)
-            metrics[self.exploration_metric] = torch.as_tensor(amount, dtype=torch.float32, device=self.device)
+            metrics[self._exploration_metric] = torch.as_tensor(amount, dtype=torch.float32, device=self.device)
         return metrics, error_B
 
 
@@ -145,7 +145,7 @@ class ValueAgent(TargetNetworkAgent):
     def build(self, generator: torch.Generator) -> None:
         """Build the replay, the networks and their learner."""
         if self.temperature is not None:
-            self.exploration_metric = "temperature"
+            self._exploration_metric = "temperature"
             self.reports = tuple("temperature" if name == "epsilon" else name for name in self.reports)  # type: ignore[misc]
         super().build(generator)
 
