@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 
 import rein
-from rein.agents.base.exploration import GaussianNoise
+from rein.agents.base.action_noise import GaussianNoise
 from rein.envs import CartPole, Gridworld, Pendulum
 from rein.recipes.pendulum_iql import pendulum_iql, record
 

@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.base.exploration import GaussianNoise, Plateau
+from rein.agents.base.action_noise import GaussianNoise, Plateau
 from rein.agents.base.optimizers import Adam
 from rein.agents.base.segments import Segments
 from rein.agents.dqn import DQN

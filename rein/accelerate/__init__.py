@@ -71,7 +71,7 @@ def agents(kind: type) -> Any:
 @register
 @functools.cache
 def sum_tree() -> Any:
-    """Return the functions of `rein.replay.sum_tree`, compiled by numba. Importing it takes half a second."""
+    """Return the functions of `rein.replay.prioritized`, compiled by numba. Importing it takes half a second."""
     if importlib.util.find_spec("numba") is None:
         return None
     try:

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rein.accelerate.fused_layers import FUSED, Pass, relu_backward, stack_backward, stack_forward
+from rein.agents.base.actor_and_critics import Temperature
 from rein.agents.base.learner import Batch
-from rein.agents.base.losses import Temperature
-from rein.agents.base.policy_loss import Coefficients, report_metrics
+from rein.agents.base.on_policy import Coefficients, report_metrics
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.encoder import inputs_of
 from rein.networks.heads import ContinuousHead, DiscreteHead, ProductHead
@@ -29,7 +29,7 @@ from rein.networks.q_networks import QNetwork
 from rein.ops.distributions import Categorical, Normal, SquashedNormal
 from rein.ops.losses import clipped_surrogate_slope, clipped_value_slope, huber
 
-Found = tuple[list[Tensor], dict[str, Tensor]]
+Result = tuple[list[Tensor], dict[str, Tensor]]
 Gradient = Callable[..., Any]  # (networks, batch, coefficients, share, report=) -> Found | None
 
 
@@ -66,7 +66,7 @@ def _covers(networks: ActorCritic, coefficients: Coefficients) -> bool:
 @torch.no_grad()
 def policy_gradient(
     networks: ActorCritic, batch: Batch, coefficients: Coefficients, share: float | Tensor | None, *, report: bool
-) -> Found | None:
+) -> Result | None:
     """Compute the gradient of `share` times `policy_loss`, in the order of `networks.parameters()`, and its metrics.
 
     Returns None if the loss with these coefficients is not implemented here.
@@ -192,7 +192,7 @@ def normal_score(
 @torch.no_grad()
 def td_gradient(
     networks: QNetwork, batch: Batch, delta: float | None, share: float | Tensor | None, *, report: bool
-) -> Found | None:
+) -> Result | None:
     """Compute the gradient of `share` times `rein.agents.dqn.td_loss`. Returns None for heads that are not linear.
 
     For the recorded action::
@@ -224,7 +224,7 @@ def td_gradient(
 @torch.no_grad()
 def critic_gradient(
     critics: Critics, batch: Batch, coefficients: None, share: float | Tensor | None, *, report: bool
-) -> Found:
+) -> Result:
     """Compute the gradient of `share` times `critic_loss`: `d loss / d Q_k(s, a) = w (Q_k(s, a) - y) / B`.
 
     Source: Rumelhart, Hinton & Williams 1986.
@@ -246,7 +246,7 @@ def critic_gradient(
 @torch.no_grad()
 def soft_actor_gradient(
     actor: Actor, batch: Batch, coefficients: Any, share: float | Tensor | None, *, report: bool
-) -> Found | None:
+) -> Result | None:
     """Compute the gradient of `share` times `rein.agents.sac.soft_actor_loss`.
 
     With a = tanh(mean + std * noise) and m the critic with the smallest value, B times the gradient is::
@@ -287,7 +287,7 @@ def soft_actor_gradient(
 @torch.no_grad()
 def deterministic_actor_gradient(
     actor: Actor, batch: Batch, coefficients: Any, share: float | Tensor | None, *, report: bool
-) -> Found | None:
+) -> Result | None:
     """Compute the gradient of `share` times `deterministic_actor_loss`.
 
     With output u of the actor and a = tanh u::
@@ -343,12 +343,12 @@ def _critic_action_gradient(
     critics: Critics, k: int, saved: Pass, features: int, row_R: Tensor | None = None
 ) -> Tensor:
     """Return the gradient of critic k with respect to the action, for some rows or all."""
-    kept = [layer[k] if row_R is None else layer[k].index_select(0, row_R) for layer in saved.kept]
-    slope = critics.weight[k].expand_as(kept[-1])
+    outputs = [layer[k] if row_R is None else layer[k].index_select(0, row_R) for layer in saved.outputs]
+    slope = critics.weight[k].expand_as(outputs[-1])
     derivative = relu_backward if saved.activation == "relu" else torch.ops.aten.sigmoid_backward
-    for layer in range(len(kept) - 1, -1, -1):
+    for layer in range(len(outputs) - 1, -1, -1):
         weight_IH = saved.weights[layer][k]
-        slope = derivative(slope, kept[layer]) @ (weight_IH if layer else weight_IH[features:]).t()
+        slope = derivative(slope, outputs[layer]) @ (weight_IH if layer else weight_IH[features:]).t()
     return slope if saved.activation == "relu" else slope * 2.0
 
 
@@ -372,15 +372,15 @@ def temperature_gradient(
     share: float | Tensor | None,
     *,
     report: bool,
-) -> Found:
+) -> Result:
     """Compute the gradient of `share` times `temperature_loss`."""
     return [(batch.log_prob.mean() + target_entropy) * (-1.0 if share is None else -share)], {}
 
 
 _GRADIENTS: dict[str, Gradient] = {  # by the name of the loss
-    "rein.agents.base.policy_loss.policy_loss": policy_gradient,
-    "rein.agents.base.losses.critic_loss": critic_gradient,
-    "rein.agents.base.losses.temperature_loss": temperature_gradient,
+    "rein.agents.base.on_policy.policy_loss": policy_gradient,
+    "rein.agents.base.actor_and_critics.critic_loss": critic_gradient,
+    "rein.agents.base.actor_and_critics.temperature_loss": temperature_gradient,
     "rein.agents.base.deterministic.deterministic_actor_loss": deterministic_actor_gradient,
     "rein.agents.sac.soft_actor_loss": soft_actor_gradient,
     "rein.agents.dqn.td_loss": td_gradient,

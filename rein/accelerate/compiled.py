@@ -54,16 +54,16 @@ class CudaGraph:
 
     def __call__(self, *inputs: Any) -> Any:
         """Return what the function returns, in new memory."""
-        given = list(leaves(inputs))
-        key = tuple((path, x.shape, x.dtype) if isinstance(x, Tensor) else (path, x) for path, x in given)
-        tensors = [x for _, x in given if isinstance(x, Tensor)]
+        named_inputs = list(leaves(inputs))
+        key = tuple((path, x.shape, x.dtype) if isinstance(x, Tensor) else (path, x) for path, x in named_inputs)
+        tensors = [x for _, x in named_inputs if isinstance(x, Tensor)]
         if key not in self._graphs:
             self._calls[key] = self._calls.get(key, 0) + 1
             if self._calls[key] < 3:  # libraries initialize themselves in the first calls
                 return self._function(*inputs)
             self._graphs[key] = self._capture(inputs)
-        captured, kept, outputs = self._graphs[key]
-        for place, x in zip(kept, tensors, strict=True):
+        captured, places, outputs = self._graphs[key]
+        for place, x in zip(places, tensors, strict=True):
             place.copy_(x)
         captured.replay()
         return map_tree(_copy, outputs)
@@ -71,11 +71,11 @@ class CudaGraph:
     def _capture(self, inputs: Any) -> tuple[Any, list[Tensor], Any]:
         """Return the graph, the memory of its inputs, and its outputs."""
         inputs = map_tree(_copy, inputs)
-        kept = [leaf for _, leaf in leaves(inputs) if isinstance(leaf, Tensor)]
+        places = [leaf for _, leaf in leaves(inputs) if isinstance(leaf, Tensor)]
         captured = torch.cuda.CUDAGraph()
         with torch.cuda.graph(captured):
             outputs = self._function(*inputs)
-        return captured, kept, outputs
+        return captured, places, outputs
 
 
 def _copy(output: Any) -> Any:

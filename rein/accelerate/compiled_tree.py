@@ -1,9 +1,9 @@
-"""The functions of `sum_tree` on the CPU, compiled by numba, with the same results to the bit.
+"""The sum tree of `rein.replay.prioritized` on the CPU, compiled by numba, with the same results to the bit.
 
 A torch operation on a small batch takes about 3 us, and one draw needs about thirty of them. All rows go through one
 level before the next, so that their memory accesses overlap.
 
-Shapes: those of `sum_tree`; L levels.
+Shapes: those of `rein.replay.prioritized`; L levels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from rein.replay.sum_tree import SHIFT, WIDTH
+from rein.replay.prioritized import SHIFT, WIDTH
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,7 +27,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @_compiled
 def draw(levels: tuple[np.ndarray, ...], uniform_LB: np.ndarray, row_B: np.ndarray, probability_B: np.ndarray) -> bool:
-    """Write the rows that `sum_tree.draw` returns and their probabilities. Returns False if no row can be drawn."""
+    """Write the rows that `prioritized.draw` returns and their probabilities. Returns False if no row can be drawn."""
     count = len(levels)
     top = levels[count - 1]
     running_K, whole = np.empty_like(top), 0.0
@@ -60,7 +60,7 @@ def draw(levels: tuple[np.ndarray, ...], uniform_LB: np.ndarray, row_B: np.ndarr
 
 @_compiled
 def refresh(levels: tuple[np.ndarray, ...], block_B: np.ndarray) -> None:
-    """Compute the sums above blocks again, as `sum_tree.refresh_` does."""
+    """Compute the sums above blocks again, as `prioritized.refresh_` does."""
     for above in range(1, len(levels)):
         for b in range(len(block_B)):
             block = block_B[b] >> (SHIFT * (above - 1))

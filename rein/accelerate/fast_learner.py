@@ -32,8 +32,6 @@ class FastLearner(Learner):
 
     def __init__(self, *arguments: Any, threads: int = 1, compile: bool = False, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        if threads < 1:
-            raise ValueError(f"threads={threads}: give 1 or more")
         if compile and threads > 1 and has_graphs(self.device):
             raise ValueError(f"threads={threads}, compile=True: CUDA graphs require a single thread; use threads=1")
         self._compiled, self._loss = compile, compiled(self.loss, self.device) if compile else self.loss

@@ -18,7 +18,7 @@ class Pass(NamedTuple):
     """Tensors of a forward pass that the backward pass needs."""
 
     below: list[Tensor]  # input of each layer, (K, B, I)
-    kept: list[Tensor]  # output of each layer, for tanh (1 + tanh) / 2; (K, B, H)
+    outputs: list[Tensor]  # output of each layer, for tanh (1 + tanh) / 2; (K, B, H)
     weights: list[Tensor]  # (K, I, H) as multiplied: for tanh 2 W in the first layer, 4 W in the others
     activation: str
 
@@ -41,10 +41,10 @@ def stack_forward(x_BI: Tensor, parameters: Sequence[Tensor], activation: str) -
         if activation == "relu":
             h = torch.baddbmm(bias, h, weight).relu_()
         else:
-            shift = (bias - weight.sum(1, keepdim=True)).mul_(2.0) if way.kept else bias * 2.0
-            weight = weight * (4.0 if way.kept else 2.0)
+            shift = (bias - weight.sum(1, keepdim=True)).mul_(2.0) if way.outputs else bias * 2.0
+            weight = weight * (4.0 if way.outputs else 2.0)
             h = torch.baddbmm(shift, h, weight).sigmoid_()
-        way.kept.append(h)
+        way.outputs.append(h)
         way.weights.append(weight)
     return h if activation == "relu" else torch.rsub(h, -1.0, alpha=-2.0), way
 
@@ -59,8 +59,8 @@ def stack_backward(
     g, gradients = g_KBH, []
     relu = way.activation == "relu"
     derivative = relu_backward if relu else torch.ops.aten.sigmoid_backward
-    for layer in range(len(way.kept) - 1, -1, -1):
-        d = derivative(g, way.kept[layer])  # for tanh, a quarter of the gradient of z
+    for layer in range(len(way.outputs) - 1, -1, -1):
+        d = derivative(g, way.outputs[layer])  # for tanh, a quarter of the gradient of z
         if of_parameters:
             of_weight, of_bias = torch.bmm(way.below[layer].transpose(1, 2), d), d.sum(1, keepdim=True)
             if not relu:
@@ -72,9 +72,9 @@ def stack_backward(
     return gradients, (g if relu else g.mul_(2.0)) if of_input else None
 
 
-def relu_backward(g: Tensor, kept: Tensor) -> Tensor:
+def relu_backward(g: Tensor, output: Tensor) -> Tensor:
     """Compute the gradient of the input of a ReLU from the gradient of its output and the output."""
-    return torch.ops.aten.threshold_backward(g, kept, 0)
+    return torch.ops.aten.threshold_backward(g, output, 0)
 
 
 def fused(activation: str, x_BI: Tensor, parameters: Sequence[Tensor]) -> Tensor:

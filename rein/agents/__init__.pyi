@@ -1,10 +1,10 @@
 from rein.agents.a2c import A2C as A2C
 from rein.agents.awac import AWAC as AWAC
+from rein.agents.base.action_noise import GaussianNoise as GaussianNoise
+from rein.agents.base.action_noise import OrnsteinUhlenbeck as OrnsteinUhlenbeck
+from rein.agents.base.action_noise import Plateau as Plateau
 from rein.agents.base.agent import Agent as Agent
 from rein.agents.base.deterministic import DeterministicAgent as DeterministicAgent
-from rein.agents.base.exploration import GaussianNoise as GaussianNoise
-from rein.agents.base.exploration import OrnsteinUhlenbeck as OrnsteinUhlenbeck
-from rein.agents.base.exploration import Plateau as Plateau
 from rein.agents.base.muon import Muon as Muon
 from rein.agents.base.network_agent import NetworkAgent as NetworkAgent
 from rein.agents.base.on_policy import OnPolicyAgent as OnPolicyAgent

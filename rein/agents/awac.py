@@ -8,19 +8,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rein.agents.base.imitation import ImitatingAgent, likelihood_loss
 from rein.agents.base.learner import Batch
-from rein.agents.base.losses import critic_loss, likelihood_loss
 from rein.agents.base.options import above_zero, one_of, option
-from rein.agents.base.replay_agent import ContinuousActions, ReplayAgent
-from rein.networks.encoder import Features, NetworkFactory
+from rein.networks.encoder import Features
 from rein.networks.off_policy import ContinuousNetworks
-from rein.ops.values import td_target
 from rein.replay.replay import Sample
-from rein.schedules import Schedule
-from rein.types import Tree
 
 
-class AWAC(ContinuousActions, ReplayAgent):
+class AWAC(ImitatingAgent):
     """Advantage-weighted actor-critic (Nair et al. 2020): imitates recorded actions, weighted by their advantage.
 
     Targets and losses::
@@ -37,8 +33,6 @@ class AWAC(ContinuousActions, ReplayAgent):
     The action space must be a Box with finite bounds.
     """
 
-    learning_starts: int = option(default=0)
-    critics: int = option(default=2)
     temperature: float = option(
         default=1.0,
         check=above_zero,
@@ -51,57 +45,33 @@ class AWAC(ContinuousActions, ReplayAgent):
         fixed=True,
         help='"softmax" scales the weights to a mean of 1 over the batch, "exp" does not',
     )
-    max_weight: float = option(default=100.0)
-    actor: NetworkFactory | None = option(default=None)
-    critic: NetworkFactory | None = option(default=None)
-    actor_learning_rate: float | Schedule | None = option(default=None)
 
     reports = ("critic_loss", "action_value", "actor_loss", "advantage", "largest_weight", "grad_norm")
 
     def build_networks(self, generator: torch.Generator) -> ContinuousNetworks:
         """Build the actor, critics, target critics and their learners."""
-        shape = self.options(
-            "critics", "hidden", "activation", "encoder", "actor", "critic", "normalize_observation", "scale_images"
-        )
-        networks = ContinuousNetworks(self.observation_space, self.action_space, generator, **shape)
-        self._critics = self.add_learner("critics", networks.critics, critic_loss)
-        self._actor = self.add_learner("actor", networks.actor, likelihood_loss)
-        self.follow(networks.target_critics, networks.critics)
-        return networks
-
-    def act(self, observation: Tree, explore: bool | float) -> Tensor:
-        """Return the tanh of the mean, scaled to the bounds, or a sample if `explore` is set; (N, ...)."""
-        return self.networks.act(observation, self.generator if explore else None)
+        return self.actor_and_critics(ContinuousNetworks, generator, likelihood_loss)
 
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
         """Update the critics and the actor with a batch."""
-        networks = self.networks
-        features, next_features = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
-        action_BA = networks.scale.from_action(sample.action)
-        batch = Batch(features, action_BA, target=self._target(sample, next_features), weight=weight_B)
-        metrics = self._critics.step(batch, None, report=report)
-        advantage_B = self._advantage(features, action_BA)
+        batch, next_features = self.recorded(sample, weight_B)
+        metrics, error_B = self.step_critics(sample, batch, self._next_values(next_features), report)
+        advantage_B = self._advantage(batch)
         imitation_B = advantage_weight(advantage_B / self.temperature, self.weights)
-        imitation_B = imitation_B.clamp_(max=self.max_weight)
-        recorded = Batch(features, action_BA, weight=imitation_B if weight_B is None else imitation_B * weight_B)
-        metrics = self._actor.step(recorded, None, report=report) | metrics
-        if report:
-            metrics |= {"advantage": advantage_B.mean(), "largest_weight": imitation_B.amax()}
-        metrics.pop("error")
-        return metrics, metrics.pop("td_error")
+        return self.imitate(batch, advantage_B, imitation_B, report) | metrics, error_B
 
     @torch.no_grad()
-    def _target(self, sample: Sample, next_features: Features) -> Tensor:
-        networks = self.networks
-        action_BA = networks.actor.distribution(next_features).sample(self.generator).tanh()
-        value_B = networks.target_critics(next_features, action_BA).amin(0)
-        return td_target(sample.reward, sample.terminated, value_B, sample.discount)
+    def _next_values(self, next_features: Features) -> Tensor:
+        return self.networks.target_critics(next_features, self._sampled_action(next_features)).amin(0)
 
     @torch.no_grad()
-    def _advantage(self, features: Features, action_BA: Tensor) -> Tensor:
-        networks = self.networks
-        sampled_BA = networks.actor.distribution(features).sample(self.generator).tanh()
-        return networks.critics(features, action_BA).amin(0) - networks.critics(features, sampled_BA).amin(0)
+    def _advantage(self, batch: Batch) -> Tensor:
+        critics = self.networks.critics
+        sampled_BA = self._sampled_action(batch.features)
+        return critics(batch.features, batch.action).amin(0) - critics(batch.features, sampled_BA).amin(0)
+
+    def _sampled_action(self, features: Features) -> Tensor:
+        return self.networks.actor.distribution(features).sample(self.generator).tanh()
 
 
 def advantage_weight(advantage_B: Tensor, weights: str) -> Tensor:

@@ -5,7 +5,6 @@ Shapes: N environments, B rows of a batch, A action dimensions or number of acti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,13 +12,13 @@ import torch.nn.functional as F
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rein.agents.base.imitation import likelihood_loss, weighted_mean
 from rein.agents.base.learner import Batch
-from rein.agents.base.losses import likelihood_loss, weighted_mean
 from rein.agents.base.options import flag, option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
-from rein.networks.encoder import EncoderFactory, Preprocessor, encoder_for, inputs_of
+from rein.networks.encoder import inputs_of
 from rein.networks.heads import check_bounded
-from rein.networks.off_policy import Actor, Layers, Scale
+from rein.networks.off_policy import Actor, ContinuousNetworks
 from rein.networks.q_networks import QNetwork
 from rein.ops.exploration import boltzmann
 from rein.ops.values import nonempty_mask
@@ -64,7 +63,7 @@ class BC(DiscreteActions, ReplayAgent):
             networks: nn.Module = QNetwork(*arguments, **shape, layer_norm=False)
             self._learner = self.add_learner("actor", networks, cross_entropy_loss)
             return networks
-        networks = _ActorNetworks(*arguments, **shape, stochastic=self.stochastic)
+        networks = (ContinuousNetworks if self.stochastic else _MeanNetworks)(*arguments, critics=0, **shape)
         loss = likelihood_loss if self.stochastic else squared_action_loss
         self._learner = self.add_learner("actor", networks.actor, loss)
         return networks
@@ -72,21 +71,18 @@ class BC(DiscreteActions, ReplayAgent):
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
         """Return the most probable action or the mean action, or a sample if `explore` is set; (N, ...)."""
         networks = self.networks
-        x = networks.preprocess(observation)
         if self._discrete:
-            logits_NA = networks(x)
+            logits_NA = networks(networks.preprocess(observation))
             index_N = boltzmann(logits_NA, 1.0, self.generator) if explore else logits_NA.argmax(1)
             return index_N + self.first_action
-        if not self.stochastic:
-            return networks.scale.to_action(networks.actor.action(x))
-        distribution = networks.actor.distribution(x)
-        sample = distribution.sample(self.generator) if explore else distribution.mode()
-        return networks.scale.to_action(sample.tanh())
+        if self.stochastic:
+            return networks.act(observation, self.generator if explore else None)
+        return networks.scale.to_action(networks.actor.action(networks.preprocess(observation)))
 
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
         """Update the actor with a batch."""
         networks = self.networks
-        action = self.action_index(sample.action) if self._discrete else networks.scale.from_action(sample.action)
+        action = self.network_action(sample.action) if self._discrete else networks.scale.from_action(sample.action)
         features = networks.preprocess(sample.observation)
         if (mask_BA := inputs_of(features).action_mask) is not None:
             _check_allowed(mask_BA, action)
@@ -101,33 +97,10 @@ def _check_allowed(mask_BA: Tensor, action_B: Tensor) -> None:
         raise ValueError("BC: the data contains actions that are not valid according to their action_mask")
 
 
-class _ActorNetworks(nn.Module):
-    """`rein.networks.off_policy.ContinuousNetworks` without critics."""
+class _MeanNetworks(ContinuousNetworks):
+    """Networks with an actor that returns the mean action only."""
 
-    def __init__(
-        self,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        generator: torch.Generator,
-        *,
-        hidden: Sequence[int],
-        activation: str,
-        encoder: EncoderFactory | None,
-        normalize_observation: bool,
-        scale_images: bool,
-        stochastic: bool,
-    ) -> None:
-        super().__init__()
-        self.scale = Scale(action_space, generator.device)
-        scaling = {"scale_images": scale_images, "custom_encoder": encoder is not None}
-        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **scaling)
-        if self.preprocess.images and encoder is None:
-            raise ValueError(
-                f"BC with continuous actions cannot process the images in {observation_space}: give encoder=, a factory"
-                " of a features extractor"
-            )
-        size = self.preprocess.features, self.scale.actions, Layers(tuple(hidden), activation, generator)
-        self.actor = Actor(*size, encoder_for(observation_space, generator, encoder), stochastic=stochastic)
+    stochastic = False
 
 
 def squared_action_loss(

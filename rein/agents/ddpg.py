@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rein.agents.base.action_noise import ActionNoise, OrnsteinUhlenbeck
 from rein.agents.base.deterministic import DeterministicAgent
-from rein.agents.base.exploration import ActionNoise, OrnsteinUhlenbeck
 from rein.agents.base.options import option
 
 

@@ -11,19 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rein.agents.base.actor_and_critics import SoftActorCritic, squared_errors
 from rein.agents.base.learner import Batch
-from rein.agents.base.losses import Temperature, check_learned, squared_errors, temperature_loss
-from rein.agents.base.options import option
-from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
-from rein.networks.encoder import Features, NetworkFactory, inputs_of
+from rein.agents.base.replay_agent import DiscreteActions
+from rein.networks.encoder import Features, inputs_of
 from rein.networks.off_policy import ActionValues, DiscreteActor, DiscreteNetworks
-from rein.ops.values import nonempty_mask, td_target
+from rein.ops.values import nonempty_mask
 from rein.replay.replay import Sample
-from rein.schedules import Schedule
 from rein.types import Tree
 
 
-class DiscreteSAC(DiscreteActions, ReplayAgent):
+class DiscreteSAC(DiscreteActions, SoftActorCritic):
     """Soft actor-critic for A discrete actions (Christodoulou 2019): expectations over actions are exact sums.
 
     Targets and losses::
@@ -40,36 +38,10 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
     critics only.
     """
 
-    critics: int = option(default=2)
-    temperature: float | None = option(default=None)
-    initial_temperature: float = option(default=1.0)
-    target_entropy: float | None = option(default=None)
-    actor: NetworkFactory | None = option(default=None)
-    critic: NetworkFactory | None = option(default=None)
-    actor_learning_rate: float | Schedule | None = option(default=None)
-    temperature_learning_rate: float | Schedule | None = option(default=None)
-
-    reports = ("critic_loss", "action_value", "actor_loss", "entropy", "temperature", "grad_norm")
-
-    def build_networks(self, generator: torch.Generator) -> _Networks:
+    def build_networks(self, generator: torch.Generator) -> DiscreteNetworks:
         """Build the actor, critics, target critics, temperature and their learners."""
-        check_learned(self, self.temperature, self.temperature_learning_rate)
-        shape = self.options(
-            "critics", "hidden", "activation", "encoder", "actor", "critic", "normalize_observation", "scale_images"
-        )
-        networks = _Networks(self.observation_space, self.action_space, generator, **shape)
-        fixed = self.temperature
-        networks.temperature = Temperature(
-            self.initial_temperature if fixed is None else fixed, torch.device(self.device)
-        )
-        self._critics = self.add_learner("critics", networks.critics, critic_loss)
-        self._actor = self.add_learner("actor", networks.actor, actor_loss)
-        self._temperature = None
-        if fixed is None:
-            self._temperature = self.add_learner("temperature", networks.temperature, temperature_loss)
-        self.follow(networks.target_critics, networks.critics)
-        largest_entropy = math.log(int(self.action_space.n))  # type: ignore[attr-defined]  # networks require Discrete
-        self._target_entropy = 0.5 * largest_entropy if self.target_entropy is None else self.target_entropy
+        networks = self.actor_and_critics(DiscreteNetworks, generator, actor_loss, critic_loss=critic_loss)
+        self.add_temperature(networks, 0.5 * math.log(int(self.action_space.n)))
         return networks
 
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
@@ -81,36 +53,24 @@ class DiscreteSAC(DiscreteActions, ReplayAgent):
 
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
         """Update the critics, the actor and the temperature with a batch."""
-        networks = self.networks
-        x, next_x = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
-        alpha = networks.temperature.log.detach().exp()
-        action_B = self.action_index(sample.action)
-        target_B = self._target(sample, next_x, alpha)
-        batch = Batch(x, action_B, target=target_B, weight=weight_B)
-        metrics = self._critics.step(batch, None, report=report)
-        error_B = metrics.pop("td_error")
-        metrics = self._actor.step(batch, (networks.critics, alpha), report=report) | metrics
-        log_prob_B = metrics.pop("log_prob")
-        if self._temperature is not None:
-            target_entropy = self._target_entropy_of(inputs_of(x).action_mask)
-            self._temperature.step(Batch(log_prob=log_prob_B), target_entropy, report=False)
+        batch, next_x = self.recorded(sample, weight_B)
+        alpha = self.networks.temperature.log.detach().exp()
+        metrics, error_B = self.step_critics(sample, batch, self._next_values(next_x, alpha), report)
+        target_entropy = self._target_entropy_of(inputs_of(batch.features).action_mask)
+        metrics = self.step_actor(batch, alpha, target_entropy, report) | metrics
         return (metrics | {"temperature": alpha}) if report else metrics, error_B
 
     @torch.no_grad()
-    def _target(self, sample: Sample, next_x: Features, alpha: Tensor) -> Tensor:
+    def _next_values(self, next_x: Features, alpha: Tensor) -> Tensor:
         prob_BA, log_prob_BA = _probabilities(self.networks.actor, next_x)
         value_BA = self.networks.target_critics(next_x).amin(0) - alpha * log_prob_BA
-        return td_target(sample.reward, sample.terminated, (prob_BA * value_BA).sum(1), sample.discount)
+        return (prob_BA * value_BA).sum(1)
 
     def _target_entropy_of(self, mask_BA: Tensor | None) -> float | Tensor:
         """Return the mean target entropy of states with these masks."""
         if mask_BA is None or self.target_entropy is not None:
             return self._target_entropy
         return 0.5 * nonempty_mask(mask_BA).sum(1).float().log().mean()
-
-
-class _Networks(DiscreteNetworks):
-    temperature: Temperature
 
 
 def _probabilities(actor: DiscreteActor, x: Features) -> tuple[Tensor, Tensor]:

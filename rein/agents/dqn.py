@@ -42,17 +42,15 @@ class DQN(ValueAgent):
         """Build the Q-network, its target network and the learner."""
         shape = self.options("hidden", "activation", "layer_norm", "dueling", "encoder", "network")
         shape |= self.options("normalize_observation", "scale_images")
-        networks = OnlineAndTarget(QNetwork(self.observation_space, self.action_space, generator, **shape))
-        self.add_learner("values", networks.online, td_loss)
-        self.follow(networks.target, networks.online)
-        return networks
+        network = QNetwork(self.observation_space, self.action_space, generator, **shape)
+        return self.online_and_target(network, "values", td_loss)
 
     def batch(self, sample: Sample, weight_B: Tensor | None = None) -> Batch:
         """Return a batch with targets and importance weights for a sample of the replay."""
         online = self.networks.online
         target_B = self._target(sample, online.preprocess(sample.next_observation))
         features = inputs_of(online.preprocess(sample.observation)).features
-        return Batch(features, self.action_index(sample.action), target=target_B, weight=weight_B)
+        return Batch(features, self.network_action(sample.action), target=target_B, weight=weight_B)
 
     @torch.no_grad()
     def _target(self, sample: Sample, next_features: Features) -> Tensor:

@@ -12,7 +12,6 @@ from rein.agents.base.learner import Batch, mean_metrics
 from rein.agents.base.on_policy import OnPolicyAgent
 from rein.agents.base.options import above_zero, in_unit_interval, option
 from rein.ops.returns import vtrace
-from rein.ops.statistics import minibatches
 from rein.replay.rollout import Rollout
 
 
@@ -52,9 +51,9 @@ class IMPALA(OnPolicyAgent):
         for _ in range(self.update_epochs):
             batch = self._corrected(rollout, reward_TN, valid_TN)
             first = first or batch
-            for index_B in minibatches(batch.size, self.minibatches, self.generator):
+            for part in batch.shuffled(self.minibatches, self.generator):
                 self.updates += 1
-                metrics.append(self._learner.step(batch.rows(index_B), coefficients))
+                metrics.append(self._learner.step(part, coefficients))
         return mean_metrics(metrics, first)  # type: ignore[arg-type]  # update_epochs is at least 1
 
     @torch.no_grad()
@@ -64,7 +63,7 @@ class IMPALA(OnPolicyAgent):
         batch = self.batch(zeros_TN, zeros_TN, valid_TN)
         distribution, value = self.networks.look(batch.features, batch.carry, batch.reset)
         value_TN = value.view_as(reward_TN)
-        found = vtrace(
+        corrected = vtrace(
             distribution.log_prob(batch.sample).view_as(reward_TN) - rollout["log_prob"],
             reward_TN,
             rollout["terminated"],
@@ -77,4 +76,4 @@ class IMPALA(OnPolicyAgent):
             rho_clip=self.rho_clip,
             c_clip=self.c_clip,
         )
-        return self.batch(found.advantage, found.target, valid_TN)._replace(value=value)
+        return self.batch(corrected.advantage, corrected.target, valid_TN)._replace(value=value)

@@ -91,21 +91,10 @@ class IQN(ValueAgent):
 
     def build_networks(self, generator: torch.Generator) -> OnlineAndTarget[QuantileNetwork]:
         """Build the quantile network, its target network and the learner."""
-        names = (
-            "hidden",
-            "activation",
-            "encoder",
-            "cosines",
-            "action_quantiles",
-            "risk",
-            "normalize_observation",
-            "scale_images",
-        )
-        network = QuantileNetwork(self.observation_space, self.action_space, generator, **self.options(*names))
-        networks = OnlineAndTarget(network)
-        self.add_learner("quantiles", networks.online, quantile_loss)
-        self.follow(networks.target, networks.online)
-        return networks
+        shape = self.options("hidden", "activation", "encoder", "normalize_observation", "scale_images")
+        shape |= self.options("cosines", "action_quantiles", "risk")
+        network = QuantileNetwork(self.observation_space, self.action_space, generator, **shape)
+        return self.online_and_target(network, "quantiles", quantile_loss)
 
     @torch.no_grad()
     def batch(self, sample: Sample, weight_B: Tensor | None = None) -> Batch:
@@ -120,7 +109,7 @@ class IQN(ValueAgent):
         discount = gamma.unsqueeze(1) if isinstance(gamma, Tensor) else gamma
         return Batch(
             features=inputs_of(online.preprocess(sample.observation)).features,
-            action=self.action_index(sample.action),
+            action=self.network_action(sample.action),
             level=self._levels(len(best_B), self.quantiles),
             target=td_target(sample.reward.unsqueeze(1), sample.terminated.unsqueeze(1), next_BS, discount),
             weight=weight_B,

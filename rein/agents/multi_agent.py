@@ -54,10 +54,11 @@ class MultiAgent:
                 f"MultiAgent: the groups of the environment are {_listed(groups)}, but agents were given for "
                 f"{_listed(agents)}; give one agent for each group"
             )
-        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+        self.observation_space = env.single_observation_space
+        self.action_space = env.single_action_space
         self._agents_per_world = env.num_envs // env.worlds
         self._members = {name: _members(group.rows, self._agents_per_world) for name, group in groups.items()}
-        members = sorted(member for found in self._members.values() for member in found)
+        members = sorted(member for group_members in self._members.values() for member in group_members)
         if members != [*range(self._agents_per_world)]:
             raise ValueError(f"MultiAgent: each agent of a world must be in exactly one group, got {self._members}")
         for name, agent in agents.items():
@@ -123,7 +124,10 @@ class MultiAgent:
         action = _joined({name: action for name, (action, _) in chosen.items()}, rows, self.action_space)
         names = dict.fromkeys(key for _, extras in chosen.values() for key in extras)
         extras = {
-            key: _joined({name: mine[key] for name, (_, mine) in chosen.items() if key in mine}, rows) for key in names
+            key: _joined(
+                {name: group_extras[key] for name, (_, group_extras) in chosen.items() if key in group_extras}, rows
+            )
+            for key in names
         }
         self._selected = action, extras, chosen
         return action, extras
@@ -134,7 +138,7 @@ class MultiAgent:
         self._selected = None, {}, {}
         selected = action is not None and transition.action is action
         for name, agent in self.agents.items():
-            row_R, mine = rows[name], chosen[name][1] if chosen else {}
+            row_R, group_extras = rows[name], chosen[name][1] if chosen else {}
             part = map_tree(lambda x, row_R=row_R: x[row_R], transition._replace(action=None, extras={}))
             agent.record_observation(
                 part._replace(
@@ -143,9 +147,11 @@ class MultiAgent:
                     # the same objects as selected, by which agents recognize their action
                     action=chosen[name][0] if selected else _taken(transition.action, row_R, agent.action_space),
                     extras={
-                        key: mine[key] if value is extras.get(key) else map_tree(lambda x, row_R=row_R: x[row_R], value)
+                        key: group_extras[key]
+                        if value is extras.get(key)
+                        else map_tree(lambda x, row_R=row_R: x[row_R], value)
                         for key, value in transition.extras.items()
-                        if key in mine or value is not extras.get(key)
+                        if key in group_extras or value is not extras.get(key)
                     },
                 )
             )
@@ -225,8 +231,10 @@ class MultiAgentPolicy:
     def __init__(self, agent: MultiAgent, policies: Mapping[str, Policy]) -> None:
         """Create a policy from those of all groups."""
         self.device = agent.device
-        self.observation_space, self.action_space = agent.observation_space, agent.action_space
-        self._agent, self.policies = agent, dict(policies)
+        self.observation_space = agent.observation_space
+        self.action_space = agent.action_space
+        self._agent = agent
+        self.policies = dict(policies)
 
     def __repr__(self) -> str:
         return f"MultiAgentPolicy({self.policies!r})"
@@ -257,7 +265,10 @@ class MultiAgentPolicy:
                 kind = type(agent.agents[name]).__name__
                 raise TypeError(f"{name!r} is a {kind}, which cannot be built again; use a subclass of rein.Agent")
             builders[name] = policy.builder(device)  # type: ignore[attr-defined]  # see above
-        agent.agents, agent.device, agent._rows, agent._selected = {}, device, {}, (None, {}, {})
+        agent.agents = {}
+        agent.device = device
+        agent._rows = {}
+        agent._selected = (None, {}, {})
         return functools.partial(_built_policy, agent, builders)
 
     def snapshot(self) -> dict[str, Any]:
@@ -304,11 +315,11 @@ def _check_agent(name: str, agent: Any, group: Group) -> None:
         ("observation_space", agent.observation_space, group.observation_space),
         ("action_space", agent.action_space, group.action_space),
     )
-    for which, mine, theirs in pairs:
-        if mine != theirs:
+    for which, agent_space, group_space in pairs:
+        if agent_space != group_space:
             raise ValueError(
-                f"MultiAgent: the {which} of the agent of {name!r} is {mine}, but that of the group is {theirs}; build "
-                f"the agent with {type(agent).__name__}(env.groups[{name!r}])"
+                f"MultiAgent: the {which} of the agent of {name!r} is {agent_space}, but that of the group is "
+                f"{group_space}; build the agent with {type(agent).__name__}(env.groups[{name!r}])"
             )
 
 

@@ -17,10 +17,9 @@ from rein.accelerators import find
 from rein.agents.base.agent import Agent
 from rein.agents.base.options import as_json, options_of
 from rein.agents.base.policies import copy_learned
-from rein.agents.base.separate_agents import SeparateAgents, joined, split
 from rein.ops.parallel import processes
 from rein.ops.random import checked_seed
-from rein.ops.trees import map_tree
+from rein.ops.trees import leaves, map_tree
 from rein.protocols import Policy
 from rein.types import Transition, Tree
 
@@ -77,13 +76,17 @@ class Population:
                 f"Population(learners={learners}): {env.num_envs} environments cannot be split into {learners} equal "
                 "parts; give num_envs=learners * environments of a learner"
             )
-        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
-        self.kind, self._options = kind, options
-        self._seeds = [checked_seed(mine) for mine in seed] if isinstance(seed, Iterable) else None
+        self.observation_space = env.single_observation_space
+        self.action_space = env.single_action_space
+        self.kind = kind
+        self._options = options
+        self._seeds = [checked_seed(agent_options) for agent_options in seed] if isinstance(seed, Iterable) else None
         if self._seeds is not None:
             options = {**options, "seed": self._seeds}
         each = [_options_of(kind, options, number, learners) for number in range(learners)]
-        self._agents: list[Any] = [kind(self.observation_space, self.action_space, **mine) for mine in each]
+        self._agents: list[Any] = [
+            kind(self.observation_space, self.action_space, **agent_options) for agent_options in each
+        ]
         for agent in self._agents:
             agent.check_num_envs(env.num_envs // learners)
         self._frozen: dict[int, Any] = {}  # greedy policies of the learners that no longer learn
@@ -143,7 +146,7 @@ class Population:
         configs = [agent.config for agent in self._agents]
         first = configs[0]
         differ = {
-            name: [mine[name] for mine in configs] for name in first if any(c[name] != first[name] for c in configs)
+            name: [config[name] for config in configs] for name in first if any(c[name] != first[name] for c in configs)
         }
         seed = self.seed if self._seeds is None else self._seeds
         return {**first, **differ, "agent": self.kind.__name__, "learners": len(self._agents), "seed": seed}
@@ -182,9 +185,9 @@ class Population:
             raise ValueError(f"freeze({unknown}): the learners are 0 to {len(self._agents) - 1}")
         if len(self.frozen | chosen) == len(self._agents):
             raise ValueError("freeze: no learner would be left; end the run with state.halt_loop(reason)")
-        kept = [i for i, number in enumerate(self._numbers.tolist()) if number not in chosen]
+        remaining = [i for i, number in enumerate(self._numbers.tolist()) if number not in chosen]
         self._frozen |= {number: self._agents[number].policy() for number in chosen - self.frozen}
-        self._active.keep(kept)
+        self._active.keep(remaining)
         self._selected = (None, {}), None
 
     def copy_learner(self, source: int, target: int) -> None:
@@ -202,8 +205,8 @@ class Population:
         parts = split((action, extras), len(self._active.agents))
         zeros, rest = map_tree(torch.zeros_like, parts[0][1]), iter(parts)
         chosen = [
-            (self._frozen[number].select_action(mine)[0], zeros) if number in self._frozen else next(rest)
-            for number, mine in enumerate(split(observation, len(self._agents)))
+            (self._frozen[number].select_action(rows)[0], zeros) if number in self._frozen else next(rest)
+            for number, rows in enumerate(split(observation, len(self._agents)))
         ]
         self._selected = joined(chosen), (action, extras)
         return self._selected[0]
@@ -218,17 +221,17 @@ class Population:
             if number in self._frozen:
                 self._frozen[number].reset(ended_N)
         ((action, extras), ours), self._selected = self._selected, ((None, {}), None)
-        mine = self._of_active(transition)
+        active_rows = self._of_active(transition)
         if ours is not None and transition.action is action:
-            known = {name: ours[1][name] for name, x in transition.extras.items() if x is extras.get(name)}
-            mine = mine._replace(action=ours[0], extras={**mine.extras, **known})
-        self._active.record_observation(mine)
+            own_extras = {name: ours[1][name] for name, x in transition.extras.items() if x is extras.get(name)}
+            active_rows = active_rows._replace(action=ours[0], extras={**active_rows.extras, **own_extras})
+        self._active.record_observation(active_rows)
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
         """End the current episodes of the rows in `mask` (R,), which were reset outside a step."""
-        for number, mine_N in enumerate(split(mask, len(self._agents))):
+        for number, mask_N in enumerate(split(mask, len(self._agents))):
             if number in self._frozen:
-                self._frozen[number].reset(mine_N)
+                self._frozen[number].reset(mask_N)
         self._active.observe_reset(*self._of_active((observation, mask)))
 
     def optimize_model(self) -> dict[str, Tensor]:
@@ -275,8 +278,8 @@ class Population:
         """Load a state that `state_dict` returned. Raises ValueError for another number of learners."""
         if len(state["agents"]) != len(self._agents):
             raise ValueError(f"Population: the state has {len(state['agents'])} learners, not {len(self._agents)}")
-        for agent, mine in zip(self._agents, state["agents"], strict=True):
-            agent.load_state_dict(mine)
+        for agent, agent_state in zip(self._agents, state["agents"], strict=True):
+            agent.load_state_dict(agent_state)
         self._frozen = {int(number): self._agents[int(number)].policy() for number in state["frozen"]}
         for number, policy in self._frozen.items():
             policy.load_state_dict(state["frozen"][str(number)])
@@ -326,8 +329,10 @@ class PopulationPolicy:
     def __init__(self, population: Population, policies: Sequence[Policy]) -> None:
         """Create a policy from those of all learners."""
         self.device = population.device
-        self.observation_space, self.action_space = population.observation_space, population.action_space
-        self._population, self.policies = population, list(policies)
+        self.observation_space = population.observation_space
+        self.action_space = population.action_space
+        self._population = population
+        self.policies = list(policies)
 
     def __repr__(self) -> str:
         return f"PopulationPolicy({self._population!r})"
@@ -340,8 +345,8 @@ class PopulationPolicy:
     def reset(self, mask: Tensor | None = None) -> None:
         """Start new episodes in the rows of `mask` (R,), or in all rows."""
         masks = [None] * len(self.policies) if mask is None else split(mask, len(self.policies))
-        for policy, mine in zip(self.policies, masks, strict=True):
-            policy.reset(mine)
+        for policy, mask_N in zip(self.policies, masks, strict=True):
+            policy.reset(mask_N)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all policies."""
@@ -349,15 +354,98 @@ class PopulationPolicy:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned."""
-        for policy, mine in zip(self.policies, state["policies"], strict=True):
-            policy.load_state_dict(mine)  # type: ignore[attr-defined]
+        for policy, policy_state in zip(self.policies, state["policies"], strict=True):
+            policy.load_state_dict(policy_state)  # type: ignore[attr-defined]
 
 
-def _options_of(kind: type[Agent], given: Mapping[str, Any], number: int, learners: int) -> dict[str, Any]:
+class SeparateAgents:
+    """S agents, each with its part of the rows. Base class of agents that are computed together."""
+
+    common: Sequence[str] = ()  # options whose values must stay the same for all agents
+
+    def __init__(self, agents: Sequence[Any]) -> None:
+        self.agents = list(agents)
+        self.device = torch.device(agents[0].device)
+        # action and extras of all rows, and those of each agent
+        self._selected: tuple[Any, Mapping[str, Any], list[Any]] = None, {}, []
+
+    def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tree]]:
+        """Return the exploring actions (R, ...) of all agents, and the tensors to record with them."""
+        parts = zip(self.agents, split(observation, len(self.agents)), strict=True)
+        chosen = [agent.select_action(part) for agent, part in parts]
+        action = joined([part for part, _ in chosen])
+        extras = {name: joined([more[name] for _, more in chosen]) for name in chosen[0][1]}
+        self._selected = action, extras, chosen
+        return action, extras
+
+    def record_observation(self, transition: Transition) -> None:
+        """Give each agent the transitions of its rows."""
+        (action, extras, chosen), self._selected = self._selected, (None, {}, [])
+        selected = action is not None and transition.action is action
+        added = {name: x for name, x in transition.extras.items() if x is not extras.get(name)}
+        transition = transition._replace(action=None if selected else transition.action, extras=added)
+        for number, (agent, part) in enumerate(zip(self.agents, split(transition, len(self.agents)), strict=True)):
+            own_action, selected_extras = chosen[number] if chosen else (None, {})
+            own_extras = {name: x for name, x in selected_extras.items() if name in extras and name not in added}
+            part = part._replace(extras={**own_extras, **part.extras})
+            agent.record_observation(part._replace(action=own_action) if selected else part)
+
+    def observe_reset(self, observation: Tree, mask: Tensor) -> None:
+        """End the current episodes of the rows in `mask` (R,), which were reset outside a step."""
+        both = split((observation, mask), len(self.agents))
+        for agent, (rows, mask_N) in zip(self.agents, both, strict=True):
+            agent.observe_reset(rows, mask_N)
+
+    def optimize_model(self) -> dict[str, Tensor]:
+        """Let every agent learn if its update is due. Returns metrics (S,)."""
+        agent_metrics = [agent.optimize_model() for agent in self.agents]
+        settings: dict[str, Any] = {"dtype": torch.float32, "device": self.device}
+        metrics: dict[str, Tensor] = {}
+        for name in dict.fromkeys(name for each in agent_metrics for name in each):
+            each = [
+                torch.as_tensor(each.get(name, math.nan), **settings) for each in agent_metrics
+            ]  # numbers or tensors
+            metrics[name] = torch.stack([value.detach().mean() for value in each])
+        return metrics
+
+    def keep(self, numbers: Sequence[int]) -> None:
+        """Continue with these agents only."""
+        self.agents = [self.agents[number] for number in numbers]
+        self._selected = None, {}, []
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return the entries of the state of each agent that are stored here instead of in the agent."""
+        return [{} for _ in self.agents]
+
+    def load_entries(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Load these entries from the states of the agents."""
+        self._selected = None, {}, []
+
+
+def split(tree: Any, parts: int) -> list[Any]:
+    """Return equal parts of the rows of a tree. Raises ValueError if there are none."""
+    size = rows_of_part(tree, parts)
+    return [map_tree(lambda x, i=i: x[i * size : (i + 1) * size], tree) for i in range(parts)]
+
+
+def rows_of_part(tree: Any, parts: int) -> int:
+    """Return the number of rows of one of equal parts of a tree. Raises ValueError if there are none."""
+    rows = len(next(leaf for _, leaf in leaves(tree)))
+    if rows % parts:
+        raise ValueError(f"Population: {rows} rows cannot be split into {parts} equal parts")
+    return rows // parts
+
+
+def joined(parts: Sequence[Tree]) -> Tree:
+    """Return the rows of all parts."""
+    return map_tree(lambda *x: torch.cat(x), *parts)
+
+
+def _options_of(kind: type[Agent], values: Mapping[str, Any], number: int, learners: int) -> dict[str, Any]:
     """Return the options of one learner. Raises ValueError for a list of another length."""
-    known, options = options_of(kind), {}
-    for name, value in given.items():
-        takes_list = name in known and isinstance(known[name].default, list | tuple)
+    declared, options = options_of(kind), {}
+    for name, value in values.items():
+        takes_list = name in declared and isinstance(declared[name].default, list | tuple)
         if isinstance(value, list | np.ndarray) and not takes_list:
             if len(value) != learners:
                 raise ValueError(

@@ -5,18 +5,17 @@ Shapes: T steps of a rollout, N environments, M minibatches.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rein.agents.base.learner import Batch, mean_metrics
-from rein.agents.base.on_policy import OnPolicyAgent, check_enough
+from rein.agents.base.on_policy import Coefficients, OnPolicyAgent, check_enough
 from rein.agents.base.options import above_zero, finite, in_unit_interval, not_negative, option
-from rein.agents.base.policy_loss import Coefficients
 from rein.ops.returns import gae, smooth_rewards
-from rein.ops.statistics import minibatches, standardize
+from rein.ops.statistics import standardize
 from rein.replay.rollout import Rollout
 from rein.schedules import Schedule
 
@@ -114,8 +113,12 @@ class PPO(OnPolicyAgent):
 
     def _pass(self, batch: Batch, sequences: SegmentSampler | None, report: bool) -> list[dict[str, Tensor]]:
         """Update once per minibatch and return the metrics of each update."""
-        coefficients, metrics, parts = self.coefficients(), [], self._shuffled(batch)
-        if sequences is not None:
+        coefficients = self.coefficients()
+        metrics: list[dict[str, Tensor]] = []
+        parts: Iterable[tuple[Batch, Tensor | None]]
+        if sequences is None:
+            parts = ((part, None) for part in batch.shuffled(self.minibatches, self.generator))
+        else:
             parts = sequences.minibatches(self.minibatches, self.generator, self.counts)
         for part, weight in parts:
             if self.normalize_advantage:
@@ -126,11 +129,3 @@ class PPO(OnPolicyAgent):
             metrics.append(self._learner.step(part, coefficients, report=report))
             self.updates += 1
         return metrics
-
-    def _shuffled(self, batch: Batch) -> Iterator[tuple[Batch, Tensor | None]]:
-        """Yield minibatches of all rows (or sequences) in random order."""
-        order_MB = minibatches(batch.size, self.minibatches, self.generator)
-        shuffled = batch.rows(order_MB.flatten())  # one gather per pass, so that minibatches are slices
-        size = order_MB.shape[1]
-        for start in range(0, self.minibatches * size, size):
-            yield shuffled.rows(slice(start, start + size)), None

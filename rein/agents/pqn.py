@@ -5,7 +5,7 @@ Shapes: T steps of a rollout, N environments, M minibatches of B rows, A actions
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,16 +14,14 @@ from torch import Tensor
 from rein.accelerators import find
 from rein.agents.base.agent import cast_action
 from rein.agents.base.learner import Batch, mean_metrics
-from rein.agents.base.network_agent import NetworkAgent
-from rein.agents.base.optimizers import default_optimizer
+from rein.agents.base.on_policy import RolloutAgent
 from rein.agents.base.options import in_unit_interval, option
 from rein.agents.base.value_agent import EpsilonGreedy
 from rein.networks.encoder import NetworkFactory, inputs_of
-from rein.networks.normalizers import RewardNormalizer
 from rein.networks.q_networks import QNetwork
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.returns import lambda_returns
-from rein.ops.statistics import masked_mean, minibatches
+from rein.ops.statistics import masked_mean
 from rein.ops.values import mask_values
 from rein.replay.rollout import Rollout
 from rein.schedules import Schedule, linear
@@ -31,7 +29,7 @@ from rein.spaces import mask_of
 from rein.types import Transition, Tree
 
 
-class PQN(EpsilonGreedy, NetworkAgent):
+class PQN(EpsilonGreedy, RolloutAgent):
     """Parallelized Q-network (Gallici et al. 2024): Q(lambda) from rollouts of N environments, without a replay.
 
     After every `rollout_steps` vector steps, targets are computed once, with the values recorded during the rollout.
@@ -55,14 +53,12 @@ class PQN(EpsilonGreedy, NetworkAgent):
     q_lambda: float = option(
         default=0.9, check=in_unit_interval, help="lambda of Q(lambda): 0 uses one-step targets, 1 uses full returns"
     )
-    rollout_steps: int = option(default=32)
     update_epochs: int = option(default=4)
     minibatches: int = option(default=8)
     epsilon: float | Schedule = option(default=linear(1.0, 0.05, env_steps=100_000))
     layer_norm: bool = option(default=True)
     dueling: bool = option(default=False)
     network: NetworkFactory | None = option(default=None)
-    normalize_reward: bool = option(default=False)
 
     reports = ("value_loss", "action_value", "grad_norm", "explained_variance", "epsilon")
 
@@ -73,14 +69,8 @@ class PQN(EpsilonGreedy, NetworkAgent):
         self.networks = QNetwork(self.observation_space, self.action_space, generator, **shape)
         self._learner = self.add_learner("networks", self.networks, squared_error)
         self._graph = find("graph", self.networks, self.device) if self.compile else None  # type: ignore[arg-type]
-        self.rollout = Rollout(self.rollout_steps)
-        self.reward_normalizer = RewardNormalizer(self.gamma) if self.normalize_reward else None
+        self.build_rollout()
         self._selected: tuple[Any, Any] = None, None  # action of the current step, and the largest action value
-
-    @staticmethod
-    def default_optimizer(parameters: Iterable[Any]) -> Any:
-        """Return Adam with epsilon 1e-5."""
-        return default_optimizer(parameters)
 
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
         """Return greedy or epsilon-greedy actions (N,)."""
@@ -111,21 +101,12 @@ class PQN(EpsilonGreedy, NetworkAgent):
         self.rollout.append(transition._replace(extras={"value": value_N}))
         self.env_steps += len(transition.reward)
 
-    def observe_reset(self, observation: Tree, mask: Tensor) -> None:
-        """End the traces of the environments in `mask` (N,), which were reset outside a step."""
-        if self.reward_normalizer is not None and not len(self.rollout):
-            self.reward_normalizer.observe_reset(mask)
-        self.rollout.observe_reset(mask)
-
     def update(self, rollout: Rollout) -> dict[str, Tensor]:
         """Make `update_epochs` passes over a full rollout. Returns the mean metrics of the last pass, and epsilon."""
-        self.compare_processes()
-        self.set_learning_rates()
         batch = self.batch(rollout)
         metrics: list[dict[str, Tensor]] = []
         for last in range(self.update_epochs - 1, -1, -1):
             metrics = self._pass(batch, report=not last)
-        self.networks.preprocess.update(rollout.flat("observation"), batch.valid)
         epsilon = torch.tensor(self.epsilon(**self.counts), dtype=torch.float32, device=self.device)  # type: ignore[operator]
         return {**mean_metrics(metrics, batch), "epsilon": epsilon}
 
@@ -135,11 +116,10 @@ class PQN(EpsilonGreedy, NetworkAgent):
         next_value_TN = rollout.next_values(rollout["value"], lambda observation: self._values(observation).amax(1))
         ends = rollout["terminated"], rollout["truncated"]
         settings = {"gamma": self.gamma, "lambda_": self.q_lambda}
-        reward_TN = rollout.rewards(self.reward_normalizer, self.gamma)
-        target_TN = lambda_returns(reward_TN, *ends, next_value_TN, valid_TN, **settings)
+        target_TN = lambda_returns(self.rewards(), *ends, next_value_TN, valid_TN, **settings)
         return Batch(
             features=inputs_of(self.networks.preprocess(rollout.flat("observation"))).features,
-            action=self.action_index(rollout.flat("action")),
+            action=self.network_action(rollout.flat("action")),
             value=rollout.flat("value"),
             target=target_TN.flatten(),
             valid=None if valid_TN is None else valid_TN.flatten(),
@@ -147,11 +127,8 @@ class PQN(EpsilonGreedy, NetworkAgent):
 
     def _pass(self, batch: Batch, report: bool) -> list[dict[str, Tensor]]:
         """Update once per minibatch of all rows and return the metrics of each update."""
-        order_MB = minibatches(batch.size, self.minibatches, self.generator)
-        shuffled = batch.rows(order_MB.flatten())  # one gather per pass, so that minibatches are slices
-        size = order_MB.shape[1]
         self.updates += self.minibatches
-        parts = (shuffled.rows(slice(start, start + size)) for start in range(0, self.minibatches * size, size))
+        parts = batch.shuffled(self.minibatches, self.generator)
         return [self._learner.step(part, None, report=report) for part in parts]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

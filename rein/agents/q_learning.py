@@ -58,7 +58,8 @@ class QLearning(EpsilonGreedy, Agent):
         self.table.uniform_(-0.1, 0.1, generator=self.generator)
         self._cells = self.table.view(-1)
         self._count = torch.zeros(self.table.numel(), dtype=torch.int64, device=self.device)  # zero between updates
-        self._share, self._share_key = torch.empty(0, dtype=torch.float64, device="cpu"), (0.0, 0)  # see _shares
+        self._share = torch.empty(0, dtype=torch.float64, device="cpu")
+        self._share_key = (0.0, 0)  # see _shares
 
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
         """Return greedy or epsilon-greedy actions (N,) for observations (N,) or (N, K)."""
@@ -88,7 +89,8 @@ class QLearning(EpsilonGreedy, Agent):
         """Return `share_of_duplicates`, cached until the learning rate or the number of rows changes."""
         key = self.learning_rate(**self.counts), rows  # type: ignore[operator]
         if self._share_key != key:
-            self._share, self._share_key = share_of_duplicates(*key, self.device), key  # type: ignore[arg-type]
+            self._share = share_of_duplicates(*key, self.device)
+            self._share_key = key  # type: ignore[arg-type]
         return self._share
 
     def _epsilon(self) -> float:

@@ -13,22 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.exploration import Amount
 from rein.agents.base.learner import Batch
 from rein.agents.base.options import at_least_one, not_below_zero, option
-from rein.agents.base.replay_agent import ReplayAgent
-from rein.agents.base.value_agent import EPSILON, EpsilonGreedy
+from rein.agents.base.value_agent import TargetNetworkAgent
 from rein.networks.actor_critic import CoreFactory
 from rein.networks.encoder import Inputs, inputs_of
 from rein.networks.q_networks import OnlineAndTarget, RecurrentQNetwork
 from rein.networks.recurrent import LSTM
-from rein.ops.exploration import epsilon_greedy
 from rein.ops.losses import huber
 from rein.ops.statistics import masked_mean
 from rein.ops.trees import map_tree
 from rein.ops.values import mask_values, td_target
 from rein.replay.sequences import Clips, SequenceReplay
-from rein.schedules import Schedule, linear
 from rein.spaces import mask_of
 from rein.types import Transition, Tree
 
@@ -53,7 +49,7 @@ def sequence_td_loss(
 CORE = functools.partial(LSTM, features=64)
 
 
-class RecurrentDQN(EpsilonGreedy, ReplayAgent):
+class RecurrentDQN(TargetNetworkAgent):
     """Recurrent deep Q-network, with double Q-learning by default (van Hasselt et al. 2016).
 
     Target, with the values of the next step::
@@ -71,10 +67,8 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
     rescaling, priorities and n-step returns.
     """
 
-    learning_rate: float | Schedule = option(default=1e-3)
     hidden: Sequence[int] = option(default=(64,))
     batch_size: int = option(default=32)
-    max_grad_norm: float | None = option(default=10.0)
     core: CoreFactory = option(default=CORE)
     sequence_length: int = option(
         default=20, check=at_least_one, fixed=True, help="learned steps per sequence; batch_size counts sequences"
@@ -82,18 +76,12 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
     burn_in: int = option(
         default=10, check=not_below_zero, fixed=True, help="steps before a sequence that only update the carry"
     )
-    epsilon: float | Amount = option(default=linear(1.0, 0.05, env_steps=10_000), **EPSILON)
-    double: bool = option(default=True)
     dueling: bool = option(default=False)
-    huber: float | None = option(default=1.0)
-
-    reports = ("value_loss", "action_value", "grad_norm", "epsilon")
 
     def build(self, generator: torch.Generator) -> None:
         """Build the replay of sequences, the networks and their learner."""
         if self.n_step != 1 or self.prioritized:
             raise ValueError("RecurrentDQN does not support n_step and prioritized; leave them at their defaults")
-        self.exploration = self.epsilon
         super().build(generator)
         self._next_carry: Tensor | None = None  # (N, C) after the current step
         self._selected: Tensor | None = None  # action of the current step
@@ -108,15 +96,14 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
         shape = self.options(
             "core", "hidden", "activation", "dueling", "encoder", "normalize_observation", "scale_images"
         )
-        networks = OnlineAndTarget(RecurrentQNetwork(self.observation_space, self.action_space, generator, **shape))
-        self._learner = self.add_learner("values", networks.online, sequence_td_loss)
-        self.follow(networks.target, networks.online)
-        return networks
+        network = RecurrentQNetwork(self.observation_space, self.action_space, generator, **shape)
+        return self.online_and_target(network, "values", sequence_td_loss)
 
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
         """Return greedy or exploring actions (N,) and advance the carry."""
         value_NA = self._values(observation)
-        self.carry, self._next_carry = self._next_carry, None
+        self.carry = self._next_carry
+        self._next_carry = None
         return self.choose(value_NA, explore, mask_of(observation))
 
     def explore(self, observation: Tree) -> Tensor:
@@ -133,10 +120,6 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
             self.carry = torch.zeros(x.shape[0], online.carry_size, dtype=torch.float32, device=self.device)
         value_NA, self._next_carry = online.step(x, self.carry)
         return value_NA
-
-    def explore_by(self, value_NA: Tensor, mask_NA: Tensor | None) -> Tensor:
-        """Return epsilon-greedy action indices (N,)."""
-        return epsilon_greedy(value_NA, self.exploration(**self.counts), self.generator, mask_NA)
 
     def record_observation(self, transition: Transition) -> None:
         """Add a transition and the carry before it to the replay."""
@@ -158,29 +141,21 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
         """Advance the carry and zero it in the environments of `mask_N`."""
         carry = self.carry if self._next_carry is None else self._next_carry
         if carry is not None:
-            self.carry, self._next_carry = carry.masked_fill(mask_N.unsqueeze(1), 0.0), None
+            self.carry = carry.masked_fill(mask_N.unsqueeze(1), 0.0)
+            self._next_carry = None
 
     def sample(self) -> tuple[Clips, None]:
         """Sample sequences from the replay."""
         return self.replay.clips(self.batch_size, self.generator, begin=("carry",)), None
 
-    def update_from(self, sample: Clips, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """Update the Q-network with a batch of sequences."""
-        metrics = self._learner.step(self.batch(sample), self.huber, report=report)
-        if report:
-            metrics["epsilon"] = torch.as_tensor(
-                self.exploration(**self.counts), dtype=torch.float32, device=self.device
-            )
-        return metrics, metrics.pop("td_error")
-
     @torch.no_grad()
-    def batch(self, clips: Clips) -> Batch:
-        """Return the steps after the burn-in, with targets."""
+    def batch(self, sample: Clips, weight_B: Tensor | None = None) -> Batch:
+        """Return the steps after the burn-in, with targets. Sequences have equal weights."""
         burn_in = self.replay.before
-        features, mask, _ = self._inputs(clips)
+        features, mask, _ = self._inputs(sample)
         burn_in_features, features = features.tensor_split([burn_in])
         online_carry, target_carry = (
-            networks.warm_up(burn_in_features, clips.begin["carry"], clips.valid[:burn_in])
+            networks.warm_up(burn_in_features, sample.begin["carry"], sample.valid[:burn_in])
             for networks in (self.networks.online, self.networks.target)
         )
         next_mask_TBA = None if mask is None else mask[burn_in + 1 :]
@@ -188,28 +163,28 @@ class RecurrentDQN(EpsilonGreedy, ReplayAgent):
         return Batch(
             features=features[:-1],
             carry=online_carry,
-            action=self.action_index(clips.action[burn_in:]),
-            target=td_target(clips.reward[burn_in:], clips.terminated[burn_in:], next_value_TB, self.gamma),
-            valid=clips.valid[burn_in:],
+            action=self.network_action(sample.action[burn_in:]),
+            target=td_target(sample.reward[burn_in:], sample.terminated[burn_in:], next_value_TB, self.gamma),
+            valid=sample.valid[burn_in:],
         )
 
-    def _inputs(self, clips: Clips) -> Inputs:
+    def _inputs(self, sample: Clips) -> Inputs:
         """Return features (P + T + 1, B, F) and masks of all observations, including the one after the last step.
 
         Features after a terminal state are 0. The next observation of a terminal state may contain NaN, and 0 * NaN
         would reach the gradients even though the loss masks it.
         """
-        burn_in, (steps, rows) = self.replay.before, clips.valid.shape
+        burn_in, (steps, rows) = self.replay.before, sample.valid.shape
         observation = map_tree(
             lambda before, after: torch.cat((before[: burn_in + 1], after[burn_in:])).flatten(0, 1),
-            clips.observation,
-            clips.next_observation,
+            sample.observation,
+            sample.next_observation,
         )
         inputs: Inputs = map_tree(
             lambda x: x.unflatten(0, (steps + 1, rows)), inputs_of(self.networks.preprocess(observation))
         )
         features = inputs.features
-        ended = clips.terminated[burn_in:].reshape(-1, rows, *(1 for _ in features.shape[2:]))
+        ended = sample.terminated[burn_in:].reshape(-1, rows, *(1 for _ in features.shape[2:]))
         features[burn_in + 1 :].masked_fill_(ended, 0)  # in place, since torch.cat above made a copy
         return inputs
 

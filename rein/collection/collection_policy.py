@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rein.agents.base.action_noise import OrnsteinUhlenbeck
 from rein.agents.base.agent import Agent
-from rein.agents.base.exploration import OrnsteinUhlenbeck
 from rein.agents.base.policies import load_parameters, parameters_of, snapshot
 from rein.ops.random import generator
 from rein.types import Tree

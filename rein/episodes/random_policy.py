@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.agents.base.exploration import random_action, random_choices
+from rein.agents.base.action_noise import random_action, random_choices
 from rein.ops.random import generator, restore
 from rein.ops.trees import checked_device, leaves
 from rein.spaces import children, mask_of, visible

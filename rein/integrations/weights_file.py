@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rein.agents.base.agent import Agent
-from rein.agents.base.state import PER_ENVIRONMENT
+from rein.agents.base.agent_state import PER_ENVIRONMENT
 from rein.errors import CheckpointError, NonFiniteError
 from rein.files import decode_json, followed, open_file
 from rein.networks.finite_parameters import check_parameters

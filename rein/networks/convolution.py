@@ -167,7 +167,7 @@ class MixedEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features (..., G)."""
-        images, found = iter(self.images), []
+        images, features = iter(self.images), []
         for part, (image, shape) in zip(x.split(self._widths, -1), self._places, strict=True):
-            found.append(next(images)(part.unflatten(-1, shape)) if image else part)
-        return torch.cat(found, -1)
+            features.append(next(images)(part.unflatten(-1, shape)) if image else part)
+        return torch.cat(features, -1)

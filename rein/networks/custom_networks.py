@@ -208,20 +208,20 @@ class CustomModules:
             arguments.append(x.critic)
 
         def trial(module: nn.Module) -> None:
-            given = [f"{path} {_shown(leaf)}".strip() for part in arguments for path, leaf in leaves(part)]
-            called = f"{option}: {type(module).__name__} was called with two observations, {' and '.join(given)}"
+            descriptions = [f"{path} {_shown(leaf)}".strip() for part in arguments for path, leaf in leaves(part)]
+            called = f"{option}: {type(module).__name__} was called with two observations, {' and '.join(descriptions)}"
             try:
                 with torch.no_grad():
-                    found = module(*arguments)
+                    returned = module(*arguments)
             except Exception as error:  # a custom module may raise anything
                 error.add_note(called)
                 raise
             if len(outputs) == 1:
-                found = (found,)
-            right = isinstance(found, tuple) and len(found) == len(outputs)
-            if not right or not all(map(_fits, found, outputs.values())):
+                returned = (returned,)
+            right = isinstance(returned, tuple) and len(returned) == len(outputs)
+            if not right or not all(map(_fits, returned, outputs.values())):
                 expected = ", ".join(f"{what} {shape}" for what, shape in outputs.items())
-                got = ", ".join(map(_shown, found)) if isinstance(found, tuple) else _shown(found)
+                got = ", ".join(map(_shown, returned)) if isinstance(returned, tuple) else _shown(returned)
                 raise ValueError(
                     f"{called}, and returned {got}; expected {expected} of torch.float32 for the action space "
                     f"{self._spaces['action_space']}"

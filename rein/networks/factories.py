@@ -68,9 +68,9 @@ def from_factory(
         if not isinstance(module, nn.Module):
             raise TypeError(f"{option}: expected a torch.nn.Module from the factory, got {type(module).__name__}")
         module = module.to(generator.device)
-        if found := {type(part).__name__ for part in module.modules() if _varies(part)}:
+        if varying := {type(part).__name__ for part in module.modules() if _varies(part)}:
             raise ValueError(
-                f"{option}: {type(module).__name__} contains {', '.join(sorted(found))}, whose output for an "
+                f"{option}: {type(module).__name__} contains {', '.join(sorted(varying))}, whose output for an "
                 "observation differs between acting and learning: use nn.LayerNorm or nn.GroupNorm, or call eval() on "
                 "that part"
             )
@@ -96,12 +96,16 @@ def _check_encoder(encoder: nn.Module, space: spaces.Space[Any], device: torch.d
         zeros = torch.zeros(2, int(spaces.flatdim(space)), dtype=torch.float32, device=device)
     try:
         with torch.no_grad():
-            found = encoder(zeros)
+            returned = encoder(zeros)
     except Exception as error:  # a custom module may raise anything
         error.add_note(f"encoder: {kind} was called with two observations, zeros {tuple(zeros.shape)} of {zeros.dtype}")
         raise
-    if not isinstance(found, Tensor) or found.shape != (2, features) or found.dtype != torch.float32:
-        got = f"{tuple(found.shape)} of {found.dtype}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+    if not isinstance(returned, Tensor) or returned.shape != (2, features) or returned.dtype != torch.float32:
+        got = (
+            f"{tuple(returned.shape)} of {returned.dtype}"
+            if isinstance(returned, Tensor)
+            else f"a {type(returned).__name__}"
+        )
         raise ValueError(
             f"encoder: {kind} returned {got} for two observations {tuple(zeros.shape)} of {zeros.dtype}; expected "
             f"(2, {features}) of torch.float32, according to its `features`"

@@ -25,15 +25,15 @@ def check_parameters(part: Any, advice: str) -> None:
     for agent in (*inner, *(part.agent(learner) for learner in range(getattr(part, "num_learners", 0)))):
         check_parameters(agent, advice)
     public = {name: value for name, value in getattr(part, "__dict__", {}).items() if not name.startswith("_")}
-    found: dict[str, Tensor] = {}
+    named: dict[str, Tensor] = {}
     for path, leaf in leaves({"networks": part} if isinstance(part, nn.Module) else public):
         if isinstance(leaf, nn.Module):
             prefix = "" if path == "networks" else f"{path}."
-            found |= {f"{prefix}{name}": parameter for name, parameter in leaf.named_parameters()}
-            found |= {f"{prefix}{name}": _without_infinity(buffer) for name, buffer in _saved_buffers(leaf)}
+            named |= {f"{prefix}{name}": parameter for name, parameter in leaf.named_parameters()}
+            named |= {f"{prefix}{name}": _without_infinity(buffer) for name, buffer in _saved_buffers(leaf)}
         elif isinstance(leaf, nn.Parameter) or path == "table":
-            found[path] = leaf
-    values = {name: value for name, value in found.items() if value.is_floating_point()}
+            named[path] = leaf
+    values = {name: value for name, value in named.items() if value.is_floating_point()}
     if not values or math.isfinite(float(global_norm([*values.values()]))):
         return
     for name, value in values.items():  # the norm can overflow although all values are finite

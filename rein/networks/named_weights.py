@@ -68,26 +68,26 @@ def load_named_weights(modules: Mapping[str, nn.Module | Tensor], weights: Mappi
 
 def _named(modules: Mapping[str, nn.Module | Tensor]) -> dict[str, Parts]:
     """Return the weights of modules by their attributes. The attribute `networks` adds no prefix."""
-    found: Names = []
+    names: Names = []
     for name, module in modules.items():
         if isinstance(module, Tensor):
-            found.append((name, (module,)))
+            names.append((name, (module,)))
         else:
-            found += _walk(module, "" if name == "networks" else name)
-    return by_name((name, tuple(part.detach() for part in parts)) for name, parts in found)
+            names += _walk(module, "" if name == "networks" else name)
+    return by_name((name, tuple(part.detach() for part in parts)) for name, parts in names)
 
 
 def _walk(module: nn.Module, prefix: str) -> Names:
     rule = next((rule for kind, rule in _RULES.items() if isinstance(module, kind)), None)
-    found, done = rule(module, prefix) if rule is not None else ([], set[str]())
+    names, done = rule(module, prefix) if rule is not None else ([], set[str]())
     own = {*module.state_dict()}
     for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
         if name in own and name not in done:
-            found.append((_join(prefix, name), (tensor,)))
+            names.append((_join(prefix, name), (tensor,)))
     for name, child in module.named_children():
         if name not in done:
-            found += _walk(child, _join(prefix, name))
-    return found
+            names += _walk(child, _join(prefix, name))
+    return names
 
 
 def _join(*names: Any) -> str:
@@ -100,10 +100,10 @@ def _linear(prefix: str, weight: Tensor, bias: Tensor) -> Names:
 
 def _layers(prefix: str, stack: Any, k: int = 0) -> Names:
     """Return the layers of network k of a stack."""
-    found: Names = []
+    names: Names = []
     for layer, (weight, bias) in enumerate(zip(stack.weights, stack.biases, strict=True)):
-        found += _linear(_join(prefix, 2 * layer), weight[k].t(), bias[k, 0])
-    return found
+        names += _linear(_join(prefix, 2 * layer), weight[k].t(), bias[k, 0])
+    return names
 
 
 def _last(prefix: str, stack: Any) -> str:
@@ -114,19 +114,19 @@ def _last(prefix: str, stack: Any) -> str:
 def _head(head: Any, prefix: str, log_std: str) -> Names:
     """Return the last layers of a policy, and log standard deviations that are parameters."""
     if isinstance(head, ProductHead):
-        found: Names = []
+        names: Names = []
         for name, part in zip(head.names, head.heads, strict=True):
-            found += _head(part, f"{prefix}.{name}", f"{log_std}.{name}")
-        return found
-    found = _walk(head.linear, prefix)
-    return [*found, (log_std, (head.log_std,))] if hasattr(head, "log_std") else found
+            names += _head(part, f"{prefix}.{name}", f"{log_std}.{name}")
+        return names
+    names = _walk(head.linear, prefix)
+    return [*names, (log_std, (head.log_std,))] if hasattr(head, "log_std") else names
 
 
 def _stack(module: Any, prefix: str) -> tuple[Names, set[str]]:
-    found: Names = []
+    names: Names = []
     for k in range(module.members):
-        found += _layers(prefix if module.members == 1 else _join(prefix, k), module, k)
-    return found, {"weights", "biases"}
+        names += _layers(prefix if module.members == 1 else _join(prefix, k), module, k)
+    return names, {"weights", "biases"}
 
 
 def _actor_critic(module: Any, prefix: str) -> tuple[Names, set[str]]:
@@ -135,16 +135,16 @@ def _actor_critic(module: Any, prefix: str) -> tuple[Names, set[str]]:
     stacks = {shared: (module.hidden, 0)} if one else {actor: (module.hidden, 0)}
     if not one:
         stacks[critic] = (module.hidden, 1) if module.critic_hidden is None else (module.critic_hidden, 0)
-    found: Names = []
+    names: Names = []
     for name, (stack, k) in stacks.items():
-        found += _layers(name, stack, k)
+        names += _layers(name, stack, k)
     for name, core in zip(stacks, module.cores, strict=False):
-        found += _walk(core, f"{name}_core")
+        names += _walk(core, f"{name}_core")
     separate = one or len(module.cores) > 0
     head = f"{actor}_head" if separate else _last(actor, module.hidden)
-    found += _head(module.policy_head, head, _join(prefix, "log_std"))
-    found += _walk(module.value_head, f"{critic}_head" if separate else _last(critic, module.hidden))
-    return found, {"hidden", "critic_hidden", "cores", "policy_head", "value_head"}
+    names += _head(module.policy_head, head, _join(prefix, "log_std"))
+    names += _walk(module.value_head, f"{critic}_head" if separate else _last(critic, module.hidden))
+    return names, {"hidden", "critic_hidden", "cores", "policy_head", "value_head"}
 
 
 def _custom_actor_critic(module: Any, prefix: str) -> tuple[Names, set[str]]:
@@ -158,18 +158,18 @@ def _with_head(module: Any, prefix: str) -> tuple[Names, set[str]]:
 
 
 def _critics(module: Any, prefix: str) -> tuple[Names, set[str]]:
-    discrete, found = isinstance(module, ActionValues), Names()
+    discrete, names = isinstance(module, ActionValues), Names()
     for k in range(len(module.weight)):
         name, weight, bias = _join(prefix, k), module.weight[k], module.bias[k]
-        found += _layers(name, module.hidden, k)
-        found += _linear(_last(name, module.hidden), weight.t() if discrete else weight, bias[0] if discrete else bias)
-    return found, {"hidden", "weight", "bias"}
+        names += _layers(name, module.hidden, k)
+        names += _linear(_last(name, module.hidden), weight.t() if discrete else weight, bias[0] if discrete else bias)
+    return names, {"hidden", "weight", "bias"}
 
 
 def _dueling(module: Any, prefix: str) -> tuple[Names, set[str]]:
     weight, bias = module.linear.weight, module.linear.bias
-    found = _linear(_join(prefix, "value"), weight[:1], bias[:1])
-    return found + _linear(_join(prefix, "advantage"), weight[1:], bias[1:]), {"linear"}
+    names = _linear(_join(prefix, "value"), weight[:1], bias[:1])
+    return names + _linear(_join(prefix, "advantage"), weight[1:], bias[1:]), {"linear"}
 
 
 def _lstm(module: Any, prefix: str) -> tuple[Names, set[str]]:
@@ -181,13 +181,13 @@ def _gru(module: Any, prefix: str) -> tuple[Names, set[str]]:
 
 
 def _recurrent(module: Any, prefix: str, hidden_bias: Callable[[Any], Parts]) -> tuple[Names, set[str]]:
-    found, layer, core = Names(), 0, module
+    names, layer, core = Names(), 0, module
     while core is not None:
         own = {"weight_ih": core.input_weight, "weight_hh": core.hidden_weight, "bias_ih": core.bias}
-        found += [(_join(prefix, f"{name}_l{layer}"), (weight,)) for name, weight in own.items()]
-        found.append((_join(prefix, f"bias_hh_l{layer}"), hidden_bias(core)))
+        names += [(_join(prefix, f"{name}_l{layer}"), (weight,)) for name, weight in own.items()]
+        names.append((_join(prefix, f"bias_hh_l{layer}"), hidden_bias(core)))
         core, layer = core.above, layer + 1
-    return found, {"input_weight", "hidden_weight", "bias", "hidden_bias", "above"}
+    return names, {"input_weight", "hidden_weight", "bias", "hidden_bias", "above"}
 
 
 def _without(*names: str) -> Callable[[Any, str], tuple[Names, set[str]]]:

@@ -124,13 +124,14 @@ def critic_features(encoder: nn.Module | None, x: Features) -> Tensor:
     return features_BG if inputs.critic is None else torch.cat((features_BG, inputs.critic), 1)
 
 
-class Critics(_Network):
-    """K independent critics of an observation and an action, evaluated together.
+class _CriticEnsemble(_Network):
+    """Base class of K independent critics with an encoder in common, evaluated together.
 
-    All critics share the encoder, which does not depend on the action. `privileged` is the number of features C of a
-    critic observation, which the critics receive in addition. Parameters are drawn for one critic after the other, so
-    no two critics are equal.
+    `privileged` is the number of features C of a critic observation, which the critics receive in addition. Parameters
+    are drawn for one critic after the other, so no two critics are equal.
     """
+
+    reads_action: ClassVar[bool]  # whether the action is an input; otherwise, each critic returns the values of all
 
     def __init__(
         self,
@@ -142,11 +143,26 @@ class Critics(_Network):
         *,
         privileged: int = 0,
     ) -> None:
-        super().__init__(features, layers, encoder, members=members, more=privileged + actions)
+        more = privileged + actions if self.reads_action else privileged
+        super().__init__(features, layers, encoder, members=members, more=more)
         self.members = members
-        heads = [orthogonal_linear(self.hidden.features, 1, 1.0, layers.generator) for _ in range(members)]
-        self.weight = nn.Parameter(torch.stack([head.weight.detach() for head in heads]))  # (K, 1, H)
-        self.bias = nn.Parameter(torch.stack([head.bias.detach() for head in heads]))  # (K, 1)
+        outputs = 1 if self.reads_action else actions
+        heads = [orthogonal_linear(self.hidden.features, outputs, 1.0, layers.generator) for _ in range(members)]
+        weights, biases = ([getattr(head, name).detach() for head in heads] for name in ("weight", "bias"))
+        if not self.reads_action:  # (K, H, A) and (K, 1, A) instead of (K, 1, H) and (K, 1)
+            weights = [weight.t() for weight in weights]
+            biases = [bias.unsqueeze(0) for bias in biases]
+        self.weight = nn.Parameter(torch.stack(weights))
+        self.bias = nn.Parameter(torch.stack(biases))
+
+
+class Critics(_CriticEnsemble):
+    """K independent critics of an observation and an action, evaluated together.
+
+    All critics share the encoder, which does not depend on the action.
+    """
+
+    reads_action = True
 
     def forward(self, x: Features, action_BA: Tensor) -> Tensor:
         """Return the values (K, B)."""
@@ -180,26 +196,10 @@ class StateValue(_Network):
         return self.head(self.hidden(critic_features(self.encoder, x))[0]).squeeze(-1)
 
 
-class ActionValues(_Network):
-    """K independent critics of all Discrete actions, evaluated together: (B, F) -> (K, B, A).
+class ActionValues(_CriticEnsemble):
+    """K independent critics of all Discrete actions, evaluated together: (B, F) -> (K, B, A)."""
 
-    `privileged` is the number of features of a critic observation, see `Critics`.
-    """
-
-    def __init__(
-        self,
-        members: int,
-        features: int,
-        actions: int,
-        layers: Layers,
-        encoder: nn.Module | None = None,
-        *,
-        privileged: int = 0,
-    ) -> None:
-        super().__init__(features, layers, encoder, members=members, more=privileged)
-        heads = [orthogonal_linear(self.hidden.features, actions, 1.0, layers.generator) for _ in range(members)]
-        self.weight = nn.Parameter(torch.stack([head.weight.detach().t() for head in heads]))  # (K, H, A)
-        self.bias = nn.Parameter(torch.stack([head.bias.detach().unsqueeze(0) for head in heads]))  # (K, 1, A)
+    reads_action = False
 
     def forward(self, x: Features) -> Tensor:
         """Return the values (K, B, A) of all actions, masked or not."""
@@ -223,7 +223,7 @@ class DiscreteActor(_Network):
 
 
 class OffPolicyNetworks(nn.Module, abc.ABC):
-    """Base class: a preprocessor, an actor, K critics, and target copies of the critics."""
+    """Base class: a preprocessor, an actor, and, unless K = 0, K critics and target copies of the critics."""
 
     masks: ClassVar[bool] = False  # whether the actor reads action masks
 
@@ -262,7 +262,7 @@ class OffPolicyNetworks(nn.Module, abc.ABC):
             scale_images=scale_images,
             custom_encoder=encoder is not None,
             masks=self.masks,
-            critic=True,
+            critic=critics > 0,
         )
         if self.preprocess.images and encoder is None and (actor is None or critic is None):
             raise ValueError(
@@ -270,8 +270,8 @@ class OffPolicyNetworks(nn.Module, abc.ABC):
             )
 
         def new_encoder() -> nn.Module | None:
-            given = observation_space, generator, encoder
-            return encoder_for(*given) if custom is None else custom.FlattenedEncoder(*given, scale_images)
+            arguments = observation_space, generator, encoder
+            return encoder_for(*arguments) if custom is None else custom.FlattenedEncoder(*arguments, scale_images)
 
         layers = Layers(tuple(hidden), activation, generator)
         modules = custom and custom.CustomModules(observation_space, action_space, generator, self.preprocess)
@@ -279,6 +279,8 @@ class OffPolicyNetworks(nn.Module, abc.ABC):
             self.actor: Any = self._actor(layers, new_encoder())
         else:
             self.actor = self._custom_actor(modules, actor, generator)
+        if not critics:
+            return
         if critic is None:
             self.critics: Any = self._critics(critics, layers, new_encoder())
         else:

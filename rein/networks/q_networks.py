@@ -56,7 +56,43 @@ class DuelingHead(nn.Module):
         return advantage_BA + (value_B1 - advantage_BA.mean(-1, keepdim=True))
 
 
-class QNetwork(nn.Module):
+def _head(features: int, actions: int, dueling: bool, generator: torch.Generator) -> nn.Module:
+    return (
+        DuelingHead(features, actions, generator) if dueling else orthogonal_linear(features, actions, 1.0, generator)
+    )
+
+
+class _ActionValueNetwork(nn.Module):
+    """Base class: a preprocessor and an encoder of observations. Raises ValueError if the actions are not Discrete."""
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        generator: torch.Generator,
+        *,
+        encoder: EncoderFactory | None = None,
+        normalize_observation: bool = False,
+        scale_images: bool = True,
+        custom: bool = False,
+    ) -> None:
+        """Create both, without an encoder if `custom` is set. See `encoder_for` for `encoder`."""
+        super().__init__()
+        self.actions = count_actions(action_space)
+        self.preprocess = (TreePreprocessor if custom else Preprocessor)(
+            observation_space,
+            generator.device,
+            normalize=normalize_observation,
+            scale_images=scale_images,
+            custom_encoder=encoder is not None,
+            masks=True,
+        )
+        if not custom:
+            self.encoder = encoder_for(observation_space, generator, encoder)
+            self.inputs = features_of(self.encoder, self.preprocess.features)
+
+
+class QNetwork(_ActionValueNetwork):
     """Network of values Q(s, a) of all actions for an observation.
 
     The network consists of an encoder, hidden layers and a linear or dueling head. With `layer_norm`, hidden layers are
@@ -77,33 +113,26 @@ class QNetwork(nn.Module):
         activation: str = "relu",
         layer_norm: bool = True,
         dueling: bool = False,
-        encoder: EncoderFactory | None = None,
         network: NetworkFactory | None = None,
-        normalize_observation: bool = False,
-        scale_images: bool = True,
+        **observations: Any,
     ) -> None:
-        """Create the network. See `DuelingHead` for `dueling`, and `encoder_for` for `encoder`.
+        """Create the network. See `DuelingHead` for `dueling`.
 
         A `network` replaces all layers. It returns the values (B, A), see `rein.networks.custom_networks`.
+        `observations` are the options `encoder`, `normalize_observation` and `scale_images`.
         """
-        super().__init__()
-        actions = count_actions(action_space)
-        how = {"scale_images": scale_images, "custom_encoder": encoder is not None, "masks": True}
-        kind = Preprocessor if network is None else TreePreprocessor
-        self.preprocess = kind(observation_space, generator.device, normalize=normalize_observation, **how)
+        super().__init__(observation_space, action_space, generator, custom=network is not None, **observations)
         self.network: nn.Module | None = None
         if network is not None:
             modules = CustomModules(observation_space, action_space, generator, self.preprocess)
-            self.network = modules.build("network", network, {"action values": (2, actions)})
+            self.network = modules.build("network", network, {"action values": (2, self.actions)})
             return
-        self.encoder = encoder_for(observation_space, generator, encoder)
-        sizes = [features_of(self.encoder, self.preprocess.features), *hidden]
+        sizes = [self.inputs, *hidden]
         if layer_norm:
             self.hidden: nn.Module = _normalized(sizes, activation, generator)
         else:
             self.hidden = Stack(1, sizes[0], hidden, activation, generator)
-        head = DuelingHead(sizes[-1], actions, generator) if dueling else None
-        self.head = head or orthogonal_linear(sizes[-1], actions, 1.0, generator)
+        self.head = _head(sizes[-1], self.actions, dueling, generator)
 
     def forward(self, x: Features) -> Tensor:
         """Return the values (B, A) of preprocessed observations. Those of masked actions are below all others."""
@@ -122,7 +151,7 @@ def _normalized(sizes: Sequence[int], activation: str, generator: torch.Generato
     return nn.Sequential(*layers)
 
 
-class QuantileNetwork(nn.Module):
+class QuantileNetwork(_ActionValueNetwork):
     """Implicit quantile network: an observation and a level tau -> Z_tau(s, a) of every action.
 
     The quantiles are::
@@ -152,25 +181,18 @@ class QuantileNetwork(nn.Module):
         *,
         hidden: Sequence[int] = (128, 128),
         activation: str = "relu",
-        encoder: EncoderFactory | None = None,
         cosines: int = 64,
         action_quantiles: int = 32,
         risk: float = 1.0,
-        normalize_observation: bool = False,
-        scale_images: bool = True,
+        **observations: Any,
     ) -> None:
-        """Create the network. `cosines` is C; see `encoder_for` for `encoder`."""
-        super().__init__()
-        actions = count_actions(action_space)
+        """Create the network. `cosines` is C. See `QNetwork` for `observations`."""
+        super().__init__(observation_space, action_space, generator, **observations)
         device = generator.device
-        how = {"scale_images": scale_images, "custom_encoder": encoder is not None, "masks": True}
-        self.preprocess = Preprocessor(observation_space, device, normalize=normalize_observation, **how)
-        self.encoder = encoder_for(observation_space, generator, encoder)
-        inputs = features_of(self.encoder, self.preprocess.features)
-        self.before = Stack(1, inputs, hidden[:-1], activation, generator)
+        self.before = Stack(1, self.inputs, hidden[:-1], activation, generator)
         self.embedding = orthogonal_linear(cosines, self.before.features, math.sqrt(2.0), generator)
         self.after = Stack(1, self.before.features, hidden[-1:], activation, generator)
-        self.head = orthogonal_linear(self.after.features, actions, 1.0, generator)
+        self.head = orthogonal_linear(self.after.features, self.actions, 1.0, generator)
         frequency_C = torch.arange(cosines, dtype=torch.float32, device=device) * math.pi
         self.register_buffer("_frequency", frequency_C, persistent=False)
         self.register_buffer("levels", even_levels(action_quantiles, device) * risk, persistent=False)
@@ -193,7 +215,7 @@ def even_levels(count: int, device: torch.device | str = "cpu") -> Tensor:
     return (torch.arange(count, dtype=torch.float32, device=device) + 0.5) / count
 
 
-class RecurrentQNetwork(nn.Module):
+class RecurrentQNetwork(_ActionValueNetwork):
     """Recurrent Q-network: an encoder, hidden layers, a recurrent core and a linear or dueling head.
 
     The memory of an environment is its carry, one row of numbers; zeros begin an episode. Weights are orthogonal,
@@ -209,25 +231,16 @@ class RecurrentQNetwork(nn.Module):
         generator: torch.Generator,
         *,
         core: CoreFactory,
-        encoder: EncoderFactory | None = None,
         hidden: Sequence[int] = (64,),
         activation: str = "relu",
         dueling: bool = False,
-        normalize_observation: bool = False,
-        scale_images: bool = True,
+        **observations: Any,
     ) -> None:
-        """Create the network. See `rein.networks.recurrent` for `core`, and `encoder_for` for `encoder`."""
-        super().__init__()
-        actions = count_actions(action_space)
-        how = {"scale_images": scale_images, "custom_encoder": encoder is not None, "masks": True}
-        self.preprocess = Preprocessor(observation_space, generator.device, normalize=normalize_observation, **how)
-        self.encoder = encoder_for(observation_space, generator, encoder)
-        inputs = features_of(self.encoder, self.preprocess.features)
-        self.hidden = Stack(1, inputs, hidden, activation, generator)
+        """Create the network. See `rein.networks.recurrent` for `core`, and `QNetwork` for `observations`."""
+        super().__init__(observation_space, action_space, generator, **observations)
+        self.hidden = Stack(1, self.inputs, hidden, activation, generator)
         self.core = core(inputs=self.hidden.features, generator=generator)
-        features = self.core.features
-        head = DuelingHead(features, actions, generator) if dueling else None
-        self.head = head or orthogonal_linear(features, actions, 1.0, generator)
+        self.head = _head(self.core.features, self.actions, dueling, generator)
 
     @property
     def carry_size(self) -> int:

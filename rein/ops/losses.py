@@ -53,8 +53,8 @@ def clipped_surrogate_slope(
     """
     ratio_B = (log_prob_B - old_log_prob_B).exp_()
     plain_B = ratio_B * advantage_B
-    kept_B = _clamp(ratio_B, 1.0 - clip, 1.0 + clip).mul_(advantage_B)
-    return plain_B.masked_fill_(plain_B > kept_B, 0.0).neg_()
+    clipped_B = _clamp(ratio_B, 1.0 - clip, 1.0 + clip).mul_(advantage_B)
+    return plain_B.masked_fill_(plain_B > clipped_B, 0.0).neg_()
 
 
 def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, clip: float | Tensor) -> Tensor:
@@ -68,8 +68,8 @@ def clipped_value_loss(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, c
 
     Source: Engstrom et al. 2020 ("Implementation matters in deep policy gradients"), section 3.
     """
-    kept_B = value_B.clamp(old_value_B - clip, old_value_B + clip)
-    return 0.5 * torch.maximum((value_B - target_B).square(), (kept_B - target_B).square())
+    clipped_B = value_B.clamp(old_value_B - clip, old_value_B + clip)
+    return 0.5 * torch.maximum((value_B - target_B).square(), (clipped_B - target_B).square())
 
 
 @torch.no_grad()
@@ -79,8 +79,8 @@ def clipped_value_slope(value_B: Tensor, old_value_B: Tensor, target_B: Tensor, 
     It is v - y, or 0 in rows in which the clipped value has the larger error.
     """
     error_B = value_B - target_B
-    kept_B = value_B.clamp(old_value_B - clip, old_value_B + clip).sub_(target_B)
-    return error_B.masked_fill_(kept_B.abs() > error_B.abs(), 0.0)
+    clipped_B = value_B.clamp(old_value_B - clip, old_value_B + clip).sub_(target_B)
+    return error_B.masked_fill_(clipped_B.abs() > error_B.abs(), 0.0)
 
 
 def huber(error_B: Tensor, delta: float | None = 1.0) -> Tensor:

@@ -10,7 +10,7 @@ observation: the final one if the episode ended. A trace ends, so that later row
   `valid_TN=None` means that all rows are valid.
 - the last row: it bootstraps from its own next value unless it terminated.
 
-Below, `go_on_t` is 1 if the trace continues from row t to row t + 1, else 0. v(s_t+1) is 0 if row t terminated.
+Below, `continues_t` is 1 if the trace continues from row t to row t + 1, else 0. v(s_t+1) is 0 if row t terminated.
 
 Shapes: T steps in time, N environments. All arguments may have further dimensions.
 """
@@ -43,12 +43,12 @@ def smooth_rewards(
 
     The smoothed rewards are::
 
-        s_t = r_t + decay * go_on_t * s_t+1
+        s_t = r_t + decay * continues_t * s_t+1
 
     This changes the return: a reward counts several times in the discounted sum, more often if it comes later.
     """
-    go_on_TN = _go_on(terminated_TN, truncated_TN, valid_TN, reward_TN.dtype)
-    return _accumulate_(_zero_where_invalid(reward_TN, valid_TN).clone(), go_on_TN, decay)
+    continues_TN = _continues(terminated_TN, truncated_TN, valid_TN, reward_TN.dtype)
+    return _accumulate_(_zero_where_invalid(reward_TN, valid_TN).clone(), continues_TN, decay)
 
 
 @torch.no_grad()
@@ -95,12 +95,12 @@ def n_step_returns(
     """
     if n < 1:
         raise ValueError(f"n_step_returns(n={n}): n must be at least 1")
-    go_on_TN = _go_on(terminated_TN, truncated_TN, valid_TN, reward_TN.dtype)
+    continues_TN = _continues(terminated_TN, truncated_TN, valid_TN, reward_TN.dtype)
     ahead_TN = _one_step(reward_TN, terminated_TN, next_value_TN, valid_TN, gamma)
-    at_end_TN = _one_step(reward_TN, terminated_TN, next_value_TN * (1.0 - go_on_TN), valid_TN, gamma)
+    at_end_TN = _one_step(reward_TN, terminated_TN, next_value_TN * (1.0 - continues_TN), valid_TN, gamma)
     for _ in range(min(n, len(reward_TN)) - 1):  # each pass extends every return by one row
         further_TN = at_end_TN.clone()
-        further_TN[:-1].addcmul_(go_on_TN[:-1], ahead_TN[1:], value=gamma)
+        further_TN[:-1].addcmul_(continues_TN[:-1], ahead_TN[1:], value=gamma)
         ahead_TN = further_TN
     return ahead_TN
 
@@ -125,10 +125,10 @@ def lambda_returns(
 
     Source: Sutton & Barto 2018, 12.1; equation 12.18.
     """
-    go_on_TN = _go_on(terminated_TN, truncated_TN, valid_TN, reward_TN.dtype)
-    bootstrap_TN = next_value_TN * torch.rsub(go_on_TN, 1.0, alpha=lambda_)
+    continues_TN = _continues(terminated_TN, truncated_TN, valid_TN, reward_TN.dtype)
+    bootstrap_TN = next_value_TN * torch.rsub(continues_TN, 1.0, alpha=lambda_)
     return_TN = _one_step(reward_TN, terminated_TN, bootstrap_TN, valid_TN, gamma)
-    return _accumulate_(return_TN, go_on_TN, gamma * lambda_)
+    return _accumulate_(return_TN, continues_TN, gamma * lambda_)
 
 
 @torch.no_grad()
@@ -150,13 +150,13 @@ def gae(
     The advantages are::
 
         delta_t = r_t + gamma * v(s_t+1) - v(s_t)
-        A_t     = delta_t + gamma * lambda * go_on_t * A_t+1
+        A_t     = delta_t + gamma * lambda * continues_t * A_t+1
 
     Source: Schulman et al. 2016, equations 11 to 16.
     """
     delta_TN = _delta(reward_TN, terminated_TN, value_TN, next_value_TN, valid_TN, gamma)
-    go_on_TN = _go_on(terminated_TN, truncated_TN, valid_TN, reward_TN.dtype)
-    return _accumulate_(delta_TN, go_on_TN, gamma * lambda_)
+    continues_TN = _continues(terminated_TN, truncated_TN, valid_TN, reward_TN.dtype)
+    return _accumulate_(delta_TN, continues_TN, gamma * lambda_)
 
 
 @torch.no_grad()
@@ -180,9 +180,9 @@ def vtrace(
 
         rho_t   = min(rho_clip, pi / mu)      c_t = lambda * min(c_clip, pi / mu)
         delta_t = rho_t * (r_t + gamma * v(s_t+1) - v(s_t))
-        D_t     = delta_t + gamma * c_t * go_on_t * D_t+1
+        D_t     = delta_t + gamma * c_t * continues_t * D_t+1
         target_t    = v(s_t) + D_t
-        advantage_t = delta_t + rho_t * gamma * lambda * go_on_t * D_t+1
+        advantage_t = delta_t + rho_t * gamma * lambda * continues_t * D_t+1
 
     With lambda = 1 the advantage is the paper's rho_t * (r_t + gamma * target_t+1 - v(s_t)). On data of pi, with clips
     of 1 or more, it equals `gae` for any lambda. `math.inf` disables a clip.
@@ -193,23 +193,23 @@ def vtrace(
         log_ratio_TN = torch.where(valid_TN, log_ratio_TN, 0.0)
     ratio_TN = log_ratio_TN.exp()
     rho_TN = ratio_TN.clamp(max=rho_clip)
-    go_on_TN = _go_on(terminated_TN, truncated_TN, valid_TN, reward_TN.dtype)
+    continues_TN = _continues(terminated_TN, truncated_TN, valid_TN, reward_TN.dtype)
     delta_TN = _delta(reward_TN, terminated_TN, value_TN, next_value_TN, valid_TN, gamma).mul_(rho_TN)
-    trace_TN = ratio_TN.clamp_(max=c_clip).mul_(go_on_TN)
+    trace_TN = ratio_TN.clamp_(max=c_clip).mul_(continues_TN)
     correction_TN = _accumulate_(delta_TN.clone(), trace_TN, gamma * lambda_)
-    delta_TN[:-1].addcmul_(rho_TN.mul_(go_on_TN)[:-1], correction_TN[1:], value=gamma * lambda_)
+    delta_TN[:-1].addcmul_(rho_TN.mul_(continues_TN)[:-1], correction_TN[1:], value=gamma * lambda_)
     return VTrace(_zero_where_invalid(correction_TN.add_(value_TN), valid_TN), delta_TN)
 
 
-def _go_on(terminated_TN: Tensor, truncated_TN: Tensor, valid_TN: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _continues(terminated_TN: Tensor, truncated_TN: Tensor, valid_TN: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return 1 if the trace continues from a row to the next one, else 0; (T, N)."""
     # converting bool directly to float is six times slower
-    go_on_TN = (~(terminated_TN | truncated_TN)).to(torch.uint8)
+    continues_TN = (~(terminated_TN | truncated_TN)).to(torch.uint8)
     if valid_TN is not None:
-        go_on_TN &= valid_TN
-        go_on_TN[:-1] &= valid_TN[1:]
-    go_on_TN[-1:] = 0
-    return go_on_TN.to(dtype)
+        continues_TN &= valid_TN
+        continues_TN[:-1] &= valid_TN[1:]
+    continues_TN[-1:] = 0
+    return continues_TN.to(dtype)
 
 
 def _one_step(

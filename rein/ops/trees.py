@@ -65,12 +65,12 @@ def compact(leaf: Any) -> Any:
 
 def by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return named values as a dictionary. Raises ValueError if two have the same name, as keys with dots can cause."""
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in named:
             raise ValueError(f"two tensors have the name {name!r}: rename a key that contains a dot")
-        found[name] = value
-    return found
+        named[name] = value
+    return named
 
 
 def to_device(tree: Any, device: torch.device | str, *, non_blocking: bool = False) -> Any:
@@ -108,11 +108,11 @@ def unpack(tree: Any, types: Mapping[str, type] | None = None) -> Any:
     if isinstance(tree, Mapping):
         if _NAMED in tree:
             name, fields = str(tree[_NAMED]), tree[_FIELDS]
-            known = (types or {}).get(name)
-            if known is None or set(getattr(known, "_fields", ())) != set(fields):
-                known = collections.namedtuple(name, list(fields))
+            kind = (types or {}).get(name)
+            if kind is None or set(getattr(kind, "_fields", ())) != set(fields):
+                kind = collections.namedtuple(name, list(fields))
             # by name, because a file may sort the fields
-            return known(**{field: unpack(value, types) for field, value in fields.items()})
+            return kind(**{field: unpack(value, types) for field, value in fields.items()})
         if _TUPLE in tree:
             return tuple(unpack(value, types) for value in tree[_TUPLE])
         return {key: unpack(value, types) for key, value in tree.items()}
@@ -123,13 +123,13 @@ def unpack(tree: Any, types: Mapping[str, type] | None = None) -> Any:
 
 def namedtuples(tree: Any) -> dict[str, type]:
     """Return the NamedTuple types in `tree` by name, as `unpack` needs them."""
-    found: dict[str, type] = {}
+    types: dict[str, type] = {}
     if is_namedtuple(tree):
-        found[type(tree).__name__] = type(tree)
+        types[type(tree).__name__] = type(tree)
     children = tree.values() if isinstance(tree, Mapping) else tree if isinstance(tree, tuple | list) else ()
     for child in children:
-        found |= namedtuples(child)
-    return found
+        types |= namedtuples(child)
+    return types
 
 
 def tree_signature(tree: Any) -> dict[str, str]:
@@ -156,7 +156,7 @@ def plain_state(optimizer: Any) -> dict[str, Any]:
         {name: list(value) if isinstance(value, tuple) else value for name, value in group.items()}
         for group in state["param_groups"]
     ]
-    return {"state": {str(index): dict(kept) for index, kept in state["state"].items()}, "param_groups": groups}
+    return {"state": {str(index): dict(entries) for index, entries in state["state"].items()}, "param_groups": groups}
 
 
 def load_plain_state(optimizer: Any, state: Mapping[str, Any]) -> None:
@@ -170,8 +170,8 @@ def load_plain_state(optimizer: Any, state: Mapping[str, Any]) -> None:
         for group, own in zip(state["param_groups"], own_groups, strict=True)
     ]
     # torch may keep the tensors without a copy
-    kept = {int(index): map_tree(_copied, value) for index, value in state["state"].items()}
-    optimizer.load_state_dict({"state": kept, "param_groups": groups})
+    entries = {int(index): map_tree(_copied, value) for index, value in state["state"].items()}
+    optimizer.load_state_dict({"state": entries, "param_groups": groups})
 
 
 def _copied(value: Any) -> Any:
@@ -181,12 +181,12 @@ def _copied(value: Any) -> Any:
 def checked_device(device: Any) -> torch.device:
     """Return `device` as a `torch.device`. Raises ValueError if torch has no such device on this machine."""
     try:
-        found = torch.device(device)
+        checked = torch.device(device)
     except (RuntimeError, TypeError) as error:
         what = "is not the name of a torch device" if isinstance(device, str) else "is not a torch device"
         raise ValueError(f'device={device!r} {what}; use device="cpu" or device="cuda"') from error
     try:
-        torch.empty(0, dtype=torch.float32, device=found)
+        torch.empty(0, dtype=torch.float32, device=checked)
     except (RuntimeError, AssertionError, ImportError) as error:
-        raise ValueError(f'device="{found}": torch finds no such device on this machine; use device="cpu"') from error
-    return found
+        raise ValueError(f'device="{checked}": torch finds no such device on this machine; use device="cpu"') from error
+    return checked

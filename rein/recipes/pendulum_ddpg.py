@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rein.agents.base.exploration import OrnsteinUhlenbeck
+from rein.agents.base.action_noise import OrnsteinUhlenbeck
 from rein.agents.ddpg import DDPG
 from rein.envs.pendulum import Pendulum
 from rein.handlers.evaluate_every import evaluate_every as evaluate

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from rein.agents.awac import AWAC
-from rein.agents.base.exploration import random_action
+from rein.agents.base.action_noise import random_action
 from rein.agents.bc import BC
 from rein.agents.iql import IQL
 from rein.agents.sac import SAC

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rein.agents.base.exploration import GaussianNoise
+from rein.agents.base.action_noise import GaussianNoise
 from rein.agents.td3 import TD3
 from rein.envs.pendulum import Pendulum
 from rein.handlers.evaluate_every import evaluate_every as evaluate

@@ -56,8 +56,8 @@ class Frames:
         self._depth = torch.zeros(self._stacks, num_envs, **options)  # distinct frames before the newest, up to L - 1
         self._id = torch.full((self._stacks, num_envs), -1, **options)  # id of a stack that is stored whole, else -1
         self._next_id = torch.full((self._stacks, num_envs), -1, **options)  # same for the next observation
-        self._kept = self._memory(0, length)  # stack `id` is row id % K
-        self._kept_blocks = Blocks(self._kept)
+        self._whole = self._memory(0, length)  # stack `id` is row id % K
+        self._whole_blocks = Blocks(self._whole)
         self._ids = self._first = 0  # the next id, and the oldest one in use
         self._first_of = torch.zeros(
             self._stacks, dtype=torch.int64, device="cpu"
@@ -79,7 +79,7 @@ class Frames:
     @property
     def nbytes(self) -> int:
         """Memory in bytes."""
-        tensors = (self._frames, self._kept, self._depth, self._id, self._next_id, self._first_of)
+        tensors = (self._frames, self._whole, self._depth, self._id, self._next_id, self._first_of)
         return sum(tensor.nbytes for tensor in tensors)
 
     def append(self, stack_NL: Tensor, next_NL: Tensor) -> None:
@@ -126,17 +126,17 @@ class Frames:
     def _keep(self, stack_EL: Tensor) -> Tensor:
         """Store whole stacks and return their ids (E,)."""
         used, count = self._ids - self._first, len(stack_EL)
-        if used + count > len(self._kept):
-            larger = self._memory(max(2 * len(self._kept), used + count, _LEAST), self.length)
+        if used + count > len(self._whole):
+            larger = self._memory(max(2 * len(self._whole), used + count, _LEAST), self.length)
             id_K = torch.arange(self._first, self._ids, device=self.device)
             if used:
-                larger.index_copy_(0, id_K % len(larger), self._kept.index_select(0, id_K % len(self._kept)))
-            self._kept, self._kept_blocks = larger, Blocks(larger)
+                larger.index_copy_(0, id_K % len(larger), self._whole.index_select(0, id_K % len(self._whole)))
+            self._whole, self._whole_blocks = larger, Blocks(larger)
         id_E = torch.arange(self._ids, self._ids + count, device=self.device)
         if count:
-            first = self._ids % len(self._kept)
-            with self._kept_blocks.writing(first, first + count):
-                self._kept.index_copy_(0, id_E % len(self._kept), stack_EL)
+            first = self._ids % len(self._whole)
+            with self._whole_blocks.writing(first, first + count):
+                self._whole.index_copy_(0, id_E % len(self._whole), stack_EL)
         self._ids += count
         return id_E
 
@@ -157,8 +157,8 @@ class Frames:
         """Return the observations and the next observations of rows, with one gather."""
         step_B, env_B = self._step(row_B)
         id_2B = torch.cat((self._id[step_B % self._stacks, env_B], self._id_of_next(step_B, env_B)))
-        found = self._stack(torch.cat((step_B, step_B + 1)), env_B.repeat(2), id_2B)
-        return found[: len(row_B)], found[len(row_B) :]
+        stacks = self._stack(torch.cat((step_B, step_B + 1)), env_B.repeat(2), id_2B)
+        return stacks[: len(row_B)], stacks[len(row_B) :]
 
     def _step(self, row_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return the step and the environment of each row."""
@@ -175,11 +175,11 @@ class Frames:
         depth_B1 = self._depth[number_B % self._stacks, env_B].unsqueeze(1)
         frame_BL = (number_B.unsqueeze(1) - torch.minimum(self._age_L, depth_B1)) % self._rows
         row_BL = frame_BL * self.num_envs + env_B.unsqueeze(1)
-        found = self._frames.index_select(0, row_BL.flatten()).unflatten(0, row_BL.shape)
-        kept_E = (id_B >= 0).nonzero().squeeze(1)
-        if len(kept_E):
-            found.index_copy_(0, kept_E, self._kept.index_select(0, id_B[kept_E] % len(self._kept)))
-        return found
+        stacks = self._frames.index_select(0, row_BL.flatten()).unflatten(0, row_BL.shape)
+        whole_E = (id_B >= 0).nonzero().squeeze(1)
+        if len(whole_E):
+            stacks.index_copy_(0, whole_E, self._whole.index_select(0, id_B[whole_E] % len(self._whole)))
+        return stacks
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. The frames are in blocks, which stay the same until the ring overwrites them."""
@@ -193,7 +193,7 @@ class Frames:
             "id": self._id,
             "next_id": self._next_id,
             "first_of": self._first_of,
-            "kept": self._kept_blocks.split(len(self._kept)),
+            "kept": self._whole_blocks.split(len(self._whole)),
             "ids": self._ids,
             "first": self._first,
         }
@@ -202,17 +202,17 @@ class Frames:
         """Load what `state_dict` returned. Raises ValueError if length, shape or dtype of the frames differ."""
         expected = (self.length, list(self.shape), str(self.dtype).removeprefix("torch."))
         if (state["length"], [*state["shape"]], state["dtype"]) != expected:
-            given = (state["length"], [*state["shape"]], state["dtype"])
-            raise ValueError(f"the state has frames of (length, shape, dtype) {given}, not {expected}")
+            saved = (state["length"], [*state["shape"]], state["dtype"])
+            raise ValueError(f"the state has frames of (length, shape, dtype) {saved}, not {expected}")
         steps, ids, first = int(state["steps"]), int(state["ids"]), int(state["first"])
-        kept = sum(len(block) for block in state["kept"])
-        if not 0 <= first <= ids <= first + kept:
-            raise ValueError(f"the state has {kept} whole stacks, but ids from {first} to {ids}")
-        self._kept = self._memory(kept, self.length)
-        self._kept_blocks = Blocks(self._kept)
+        whole = sum(len(block) for block in state["kept"])
+        if not 0 <= first <= ids <= first + whole:
+            raise ValueError(f"the state has {whole} whole stacks, but ids from {first} to {ids}")
+        self._whole = self._memory(whole, self.length)
+        self._whole_blocks = Blocks(self._whole)
         self.steps, self._ids, self._first, self._newest = steps, ids, first, None
         self._blocks.fill("frames", state["frames"], min(steps + 1, self._rows) * self.num_envs)
-        self._kept_blocks.fill("kept", state["kept"], kept)
+        self._whole_blocks.fill("kept", state["kept"], whole)
         for name in ("depth", "id", "next_id", "first_of"):
             loaded, current = state[name], getattr(self, f"_{name}")
             if loaded.shape != current.shape or loaded.dtype != current.dtype:
@@ -262,8 +262,8 @@ class FrameReplay(Replay):
             kind = type(observation).__name__
             raise ValueError(f"frame_stack={self.frame_stack}: the {name} is a {kind}, not a tensor")
         if tuple(observation.shape[1:]) != self.shape or observation.dtype != (dtype or observation.dtype):
-            given = f"{tuple(observation.shape[1:])} {observation.dtype}"
-            raise ValueError(f"the {name} of a row is {given}, not {self.shape} {dtype or ''} as before")
+            received = f"{tuple(observation.shape[1:])} {observation.dtype}"
+            raise ValueError(f"the {name} of a row is {received}, not {self.shape} {dtype or ''} as before")
         observation = observation.to(self.device)
         return observation if self._axis == 1 else observation.movedim(self._axis, 1).contiguous()
 
@@ -280,16 +280,16 @@ class FrameReplay(Replay):
         """See `Replay._rows`. Stacks are gathered from the frames."""
         self.flush()  # frames are written at once, rows only here
         others = tuple(name for name in names if name not in _STACKED)
-        found = super()._rows(index_B, others) if others else {}
+        fields = super()._rows(index_B, others) if others else {}
         if len(others) == len(names) or self.frames is None:
-            return found
+            return fields
         if "next_observation" not in names:
             stacks = {"observation": self.frames.observation(index_B)}
         elif "observation" not in names:
             stacks = {"next_observation": self.frames.next_observation(index_B)}
         else:
             stacks = dict(zip(_STACKED, self.frames.both(index_B), strict=True))
-        return found | {name: stack.movedim(1, self._axis) for name, stack in stacks.items()}
+        return fields | {name: stack.movedim(1, self._axis) for name, stack in stacks.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows and the frames."""

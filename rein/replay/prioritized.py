@@ -1,10 +1,15 @@
-"""Prioritized experience replay.
+"""Prioritized experience replay, and the sum tree from which it samples with few operations.
 
-Shapes: B rows.
+A binary tree of a million numbers has twenty levels, with at least three operations each. Here `WIDTH` numbers form a
+block. The top level has at most `TOP` numbers, whose running sums are computed for each draw. A million numbers need
+only two levels above them.
+
+Shapes: B rows, W numbers in a block, K numbers in the top level.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,13 +20,68 @@ from torch import Tensor
 
 from rein.accelerators import find
 from rein.ops.trees import checked_device
-from rein.replay.replay import Replay, Sample
+from rein.replay.replay import Replay
 from rein.replay.storage import Packing
-from rein.replay.sum_tree import SHIFT, draw, levels_of, padded, refresh_
 
 logger = logging.getLogger(__name__)
 
 _INFINITY = float("inf")
+
+
+# Number n is in block n >> SHIFT. numba compiles this value into its cached code until compiled_tree.py changes.
+SHIFT = 4
+WIDTH = 1 << SHIFT  # W; with a million rows, 8 is slower in torch, 32 in numba, and 2 in both
+TOP = 4096
+
+
+def total(x: Tensor) -> Tensor:
+    """Return the sum over the last dimension, added in order, so that torch and numba agree to the bit."""
+    return x.cumsum(-1)[..., -1]
+
+
+def padded(count: int) -> int:
+    """Return the length of a level for `count` numbers: whole blocks, except for the top level."""
+    return count if count <= TOP else -(-count // WIDTH) * WIDTH
+
+
+def levels_of(leaf: Tensor) -> list[Tensor]:
+    """Return the levels of a tree, lowest first. The lowest is `leaf`, of a `padded` length; padding is 0."""
+    levels = [leaf]
+    while len(levels[-1]) > TOP:
+        block = total(levels[-1].view(-1, WIDTH))
+        above = block.new_zeros(padded(len(block)))
+        above[: len(block)] = block
+        levels.append(above)
+    return levels
+
+
+def refresh_(levels: Sequence[Tensor], block_B: Tensor) -> None:
+    """Compute the numbers above these blocks of the lowest level again, in place. Blocks may be repeated.
+
+    Each number is computed from its whole block, not by adding a difference, so rounding errors do not accumulate.
+    """
+    for level, above in itertools.pairwise(levels):
+        above.index_copy_(0, block_B, total(level.view(-1, WIDTH).index_select(0, block_B)))
+        block_B = block_B >> SHIFT
+
+
+def draw(levels: Sequence[Tensor], uniform_B: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Sample rows (B,) int64 of the lowest level of a sum tree in proportion to its numbers; also return the total ().
+
+    `uniform_B` has one (B,) float64 tensor in [0, 1) per level, top level first. In each block, the first number is
+    selected whose running sum exceeds that fraction of the block's sum. A number that is 0 is never selected, because a
+    fraction of a sum below 1 stays below the sum after rounding.
+
+    Numbers must not be negative and the total must not be 0, otherwise rows are out of range.
+    """
+    running_K = levels[-1].cumsum(0)
+    whole = running_K[-1]
+    row_B = torch.searchsorted(running_K, uniform_B[0] * whole, right=True)
+    for level, part_B in zip(reversed(levels[:-1]), uniform_B[1:], strict=True):
+        running_BW = level.view(-1, WIDTH).index_select(0, row_B).cumsum(-1)
+        mass_B1 = (part_B * running_BW[:, -1]).unsqueeze(-1)
+        row_B = torch.searchsorted(running_BW, mass_B1, right=True).view(-1).add_(row_B, alpha=WIDTH)
+    return row_B, whole
 
 
 class Priorities:
@@ -104,8 +164,8 @@ class Priorities:
         if (compiled := self._compiled) is not None:
             index_B = torch.empty(batch_size, dtype=torch.int64, device=self.device)
             probability_B = torch.empty(batch_size, dtype=torch.float64, device=self.device)
-            found = index_B.numpy(), probability_B.numpy()
-            if not compiled.draw(_arrays(self._sums), uniform_LB.numpy(), *found):
+            results = index_B.numpy(), probability_B.numpy()
+            if not compiled.draw(_arrays(self._sums), uniform_LB.numpy(), *results):
                 raise ValueError(empty)
             return index_B, probability_B
         try:
@@ -123,9 +183,9 @@ class Priorities:
         """
         if not len(probability_B):
             return torch.zeros(0, dtype=torch.float32, device=probability_B.device)
-        found_B = _on_host(probability_B)
+        host_B = _on_host(probability_B)
         with np.errstate(divide="ignore", invalid="ignore"):  # division by 0 gives infinity, as in torch
-            weight_B = (found_B.min() / found_B) ** float(beta)
+            weight_B = (host_B.min() / host_B) ** float(beta)
         return weight_B.float() if isinstance(weight_B, Tensor) else torch.from_numpy(weight_B.astype(np.float32))
 
     def update(self, index_B: Tensor, td_error_B: Tensor) -> None:
@@ -135,8 +195,8 @@ class Priorities:
         and errors have different shapes, and IndexError for rows out of range.
         """
         if index_B.shape != td_error_B.shape:
-            given = f"rows {tuple(index_B.shape)}, and errors {tuple(td_error_B.shape)}"
-            raise ValueError(f"Priorities.update: {given}; give one error for each row")
+            shapes = f"rows {tuple(index_B.shape)}, and errors {tuple(td_error_B.shape)}"
+            raise ValueError(f"Priorities.update: {shapes}; give one error for each row")
         if not len(index_B):
             return
         new_B = (abs(_on_host(td_error_B.detach().double())) + self.epsilon) ** self.alpha
@@ -159,9 +219,9 @@ class Priorities:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned. Raises ValueError if it has another capacity or is damaged."""
         priority, sums, stale, maximum = (state[name] for name in ("priority", "sums", "stale", "maximum"))
-        given, expected = ([tuple(x.shape) for x in levels] for levels in ([priority, *sums], self._sums))
-        if given != expected:
-            raise ValueError(f"priority and sums of {self.capacity} rows have the shapes {expected}, not {given}")
+        received, expected = ([tuple(x.shape) for x in levels] for levels in ([priority, *sums], self._sums))
+        if received != expected:
+            raise ValueError(f"priority and sums of {self.capacity} rows have the shapes {expected}, not {received}")
         if len(stale) and not 0 <= int(stale.amin()) <= int(stale.amax()) < len(priority) >> SHIFT:
             raise ValueError(f"stale has blocks from {int(stale.amin())} to {int(stale.amax())}, which is out of range")
         self._priority.copy_(priority)
@@ -227,23 +287,11 @@ class PrioritizedReplay(Replay):
         """Give new rows the largest priority so far, and rows that are not valid none."""
         self.priorities.append(index_R, valid_R)
 
-    def sample(
-        self,
-        batch_size: int,
-        generator: torch.Generator,
-        *,
-        n_step: int = 1,
-        gamma: float = 0.99,
-        replacement: bool = True,
-        fields: Sequence[str] = (),
-    ) -> Sample:
-        """Sample as `Replay.sample`, in proportion to priorities. Raises ValueError without `replacement`."""
+    def _draw(self, batch_size: int, generator: torch.Generator, replacement: bool) -> tuple[Tensor, Tensor]:
+        """Sample in proportion to priorities. Raises ValueError without `replacement`."""
         if not replacement:
             raise ValueError("sample(replacement=False): a prioritized replay samples with replacement only")
-        self.flush()
-        index_B, probability_B = self.priorities.sample(batch_size, generator)
-        found = self._found(index_B, n_step, gamma, fields)
-        return found._replace(probability=probability_B)
+        return self.priorities.sample(batch_size, generator)
 
     def weights(self, probability_B: Tensor, beta: float) -> Tensor:
         """Return the importance weights (B,) of the rows of a sample; see `Priorities.weights`."""

@@ -27,7 +27,7 @@ class Drawable:
         self._list: Tensor | None = None  # ring of `count` row numbers that begins at `_first`
         self._first = 0
         # whether each row can be sampled; used with `_list` only
-        self._kept = torch.empty(0, dtype=torch.bool, device="cpu")
+        self._drawable = torch.empty(0, dtype=torch.bool, device="cpu")
 
     def replace(self, index_R: Tensor, valid_R: Tensor, overwritten: int) -> None:
         """Add rows. The first `overwritten` of them replace the oldest rows."""
@@ -36,11 +36,11 @@ class Drawable:
                 self.count = min(self.rows, self.count + len(index_R))
                 return
             self._begin_list(int(index_R[0]))
-        gone = int(self._kept[index_R[:overwritten]].sum()) if overwritten else 0
+        gone = int(self._drawable[index_R[:overwritten]].sum()) if overwritten else 0
         new = index_R[valid_R]
         place = (self._first + self.count + torch.arange(len(new), device=self.device)) % self.rows
         self._list[place] = new  # type: ignore[index]  # created above
-        self._kept[index_R] = valid_R
+        self._drawable[index_R] = valid_R
         self._first, self.count = (self._first + gone) % self.rows, self.count - gone + len(new)
         if self.count == self.rows:  # as after loading a state
             self._list = None
@@ -49,8 +49,8 @@ class Drawable:
         """Create the list with all rows so far, the oldest first."""
         first = next_row if self.count == self.rows else 0
         number = torch.arange(self.rows, device=self.device)
-        self._list, self._kept = (number + first) % self.rows, torch.zeros_like(number, dtype=torch.bool)
-        self._kept[self._list[: self.count]] = True
+        self._list, self._drawable = (number + first) % self.rows, torch.zeros_like(number, dtype=torch.bool)
+        self._drawable[self._list[: self.count]] = True
         self._first = 0
 
     def draw(
@@ -222,8 +222,13 @@ class Replay:
         n is smaller if the episode ends earlier or newer rows are missing. Raises ValueError if there are too few rows.
         """
         self.flush()
-        index_B = self._valid.draw(batch_size, generator, replacement)
-        return self._found(index_B, n_step, gamma, fields)
+        index_B, probability_B = self._draw(batch_size, generator, replacement)
+        sample = self._sample_of(index_B, n_step, gamma, fields)
+        return sample if probability_B is None else sample._replace(probability=probability_B)
+
+    def _draw(self, batch_size: int, generator: torch.Generator, replacement: bool) -> tuple[Tensor, Tensor | None]:
+        """Return row numbers (B,), and their probabilities (B,) unless they are equal."""
+        return self._valid.draw(batch_size, generator, replacement), None
 
     def take(self, index_B: Tensor, *, n_step: int = 1, gamma: float = 0.99, fields: Sequence[str] = ()) -> Sample:
         """Return rows by number, as `sample` does. Environment n of slot s is row `s * num_envs + n`.
@@ -232,18 +237,18 @@ class Replay:
         """
         if self.device.type == "cpu" and index_B.numel() and int(index_B.min()) < 0:  # waits on a GPU
             raise IndexError(f"take: row {int(index_B.min())} is out of range; rows are counted from 0")
-        return self._found(index_B, n_step, gamma, fields)
+        return self._sample_of(index_B, n_step, gamma, fields)
 
-    def _found(self, index_B: Tensor, n_step: int, gamma: float, fields: Sequence[str]) -> Sample:
+    def _sample_of(self, index_B: Tensor, n_step: int, gamma: float, fields: Sequence[str]) -> Sample:
         if n_step == 1:
-            found = self._rows(index_B, (*LEARNED, *fields))
-            further = {name: found[name] for name in fields}
-            return Sample(index_B, *_learned(found), gamma, further)  # type: ignore[call-arg]  # a tuple of 5 fields
-        found = self._rows(index_B, ("observation", "action", *fields))
+            rows = self._rows(index_B, (*LEARNED, *fields))
+            further = {name: rows[name] for name in fields}
+            return Sample(index_B, *_learned(rows), gamma, further)  # type: ignore[call-arg]  # a tuple of 5 fields
+        rows = self._rows(index_B, ("observation", "action", *fields))
         window = self._window(index_B, n_step, gamma)
         last_B = self._later(index_B, window.last)
         after = self._rows(last_B, ("next_observation",))["next_observation"]
-        further, learned = {name: found[name] for name in fields}, (found["observation"], found["action"])
+        further, learned = {name: rows[name] for name in fields}, (rows["observation"], rows["action"])
         return Sample(index_B, *learned, window.return_, window.terminated, after, window.discount, further)
 
     def _rows(self, index_B: Tensor, names: tuple[str, ...]) -> dict[str, Tree]:
@@ -315,9 +320,9 @@ class Replay:
 
     def _find_valid(self) -> Drawable:
         """Return the rows that can be sampled, from the oldest to the newest."""
-        rows, found = self.slots * self.num_envs, Drawable(self.slots * self.num_envs, self.device)
+        rows, drawable = self.slots * self.num_envs, Drawable(self.slots * self.num_envs, self.device)
         oldest = self.next_slot if self.filled == self.slots else 0
         index_R = (torch.arange(self.filled * self.num_envs, device=self.device) + oldest * self.num_envs) % rows
         drawable_SN = torch.cat((self._drawable(oldest, self.filled - oldest), self._drawable(0, oldest)))
-        found.replace(index_R, drawable_SN.flatten(), 0)
-        return found
+        drawable.replace(index_R, drawable_SN.flatten(), 0)
+        return drawable

@@ -70,7 +70,7 @@ class RowBuffer:
                 _gather(name, form, value, values)
         block, index = divmod(self.length, _BLOCK)
         if block != self._block or not self._views:
-            self._look_at(block)
+            self._begin_block(block)
         # one call for all fields takes a third of the time
         torch._foreach_copy_(self._views[index], values)
         self.length += 1
@@ -85,12 +85,12 @@ class RowBuffer:
 
     def _keep(self, storage: dict[str, Tree]) -> None:
         self._storage, self._views = storage, []
-        self._forms = map_tree(lambda kept: _Form(kept.shape[1:], kept.dtype), storage)
+        self._forms = map_tree(lambda rows: _Form(rows.shape[1:], rows.dtype), storage)
 
-    def _look_at(self, block: int) -> None:
+    def _begin_block(self, block: int) -> None:
         rows = slice(block * _BLOCK, (block + 1) * _BLOCK)
         self._block = block
-        self._views = list(zip(*(kept[rows].unbind() for _, kept in leaves(self._storage)), strict=True))
+        self._views = list(zip(*(stored[rows].unbind() for _, stored in leaves(self._storage)), strict=True))
 
     def _allocate(self, value: Tensor) -> Tensor:
         if not isinstance(value, Tensor) or value.ndim == 0:
@@ -100,12 +100,12 @@ class RowBuffer:
     def _grow(self) -> None:
         self._capacity *= 2
 
-        def grown(kept: Tensor) -> Tensor:
-            larger = torch.zeros((self._capacity, *kept.shape[1:]), dtype=kept.dtype, device=kept.device)
-            larger[: self.length] = kept
+        def grown(stored: Tensor) -> Tensor:
+            larger = torch.zeros((self._capacity, *stored.shape[1:]), dtype=stored.dtype, device=stored.device)
+            larger[: self.length] = stored
             return larger
 
-        self._keep({name: map_tree(grown, kept) for name, kept in self._storage.items()})
+        self._keep({name: map_tree(grown, stored) for name, stored in self._storage.items()})
 
     def add_copy(self, name: str, of: str) -> None:
         """Add a field in the middle of an epoch, with the values of field `of` in the rows so far."""
@@ -118,7 +118,7 @@ class RowBuffer:
 
     def __getitem__(self, name: str) -> Tree:
         """Return a view (T, N, ...) of one field."""
-        return map_tree(lambda kept: kept[: self.length], self._storage[name])
+        return map_tree(lambda stored: stored[: self.length], self._storage[name])
 
     def fields(self) -> dict[str, Tree]:
         """Return views of all fields by name."""
@@ -144,9 +144,9 @@ class RowBuffer:
         self._capacity = max(self._capacity, length)
 
         def stored(rows: Tensor) -> Tensor:
-            kept = torch.zeros((self._capacity, *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
-            kept[:length] = rows
-            return kept
+            copy = torch.zeros((self._capacity, *rows.shape[1:]), dtype=rows.dtype, device=rows.device)
+            copy[:length] = rows
+            return copy
 
         self._keep({name: map_tree(stored, rows) for name, rows in state["fields"].items()})
         self.length = length
@@ -161,8 +161,8 @@ def _gather(name: str, form: Any, value: Any, values: list[Tensor]) -> None:
             _gather(f"{name}.{key}", part, value[key], values)
         return
     if not isinstance(value, Tensor) or value.shape != form.shape or value.dtype is not form.dtype:
-        given = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"{name} is {given}, but was {form.dtype} {tuple(form.shape)} in earlier rows")
+        received = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"{name} is {received}, but was {form.dtype} {tuple(form.shape)} in earlier rows")
     values.append(value.detach() if value.requires_grad else value)
 
 

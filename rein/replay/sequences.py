@@ -130,10 +130,10 @@ class SequenceReplay(Replay):
             valid_TB &= exists_B
         index_TB = torch.where(valid_TB, index_TB, start_B)
         first_B = self.before - valid_TB[: self.before].sum(0)
-        found: dict[str, Any] = self._shaped(index_TB, (*LEARNED, *fields))
-        learned = {name: found.pop(name) for name in LEARNED}
+        columns: dict[str, Any] = self._shaped(index_TB, (*LEARNED, *fields))
+        learned = {name: columns.pop(name) for name in LEARNED}
         of_first = self._rows(index_TB.gather(0, first_B.unsqueeze(0))[0], tuple(begin)) if begin else {}
-        return Clips(index_TB, valid_TB, first_B, **learned, fields=found, begin=of_first)
+        return Clips(index_TB, valid_TB, first_B, **learned, fields=columns, begin=of_first)
 
     def _shaped(self, index_TB: Tensor, names: tuple[str, ...]) -> dict[str, Tree]:
         return map_tree(lambda rows: rows.unflatten(0, index_TB.shape), self._rows(index_TB.flatten(), names))

@@ -60,10 +60,10 @@ def free_bytes(device: torch.device) -> int | None:
         return None
     try:
         with open("/proc/meminfo") as file:
-            found = {line.split(":")[0]: int(line.split()[1]) << 10 for line in file if line.endswith("kB\n")}
+            sizes = {line.split(":")[0]: int(line.split()[1]) << 10 for line in file if line.endswith("kB\n")}
     except OSError:
         return None
-    free = found.get("MemAvailable")
+    free = sizes.get("MemAvailable")
     limit = _group_limit()
     return free if limit is None else limit if free is None else min(free, limit)
 
@@ -135,8 +135,8 @@ class Blocks:
         """
         expected = tuple(self.rows.shape[1:]), self.rows.dtype
         for number, block in enumerate(blocks):
-            if (given := (tuple(block.shape[1:]), block.dtype)) != expected:
-                raise ValueError(f"a row of {name}.{number} in the state is {given}, not {expected}")
+            if (saved := (tuple(block.shape[1:]), block.dtype)) != expected:
+                raise ValueError(f"a row of {name}.{number} in the state is {saved}, not {expected}")
         if (total := sum(map(len, blocks))) != count:
             raise ValueError(f"{name} in the state has {total} rows, not {count}")
         with self.writing():
@@ -174,10 +174,10 @@ class Packing:
 
     def __init__(self, row: Mapping[str, Tree]) -> None:
         """`row` is an example row: for each field a tensor (N, ...) or a nested dictionary of them."""
-        found = list(_leaves(row))
+        tensors = list(_leaves(row))
         self.places: list[Place] = []
         offset = 0
-        for path, leaf in sorted(found, key=lambda pair: (-pair[1].dtype.itemsize, pair[0])):
+        for path, leaf in sorted(tensors, key=lambda pair: (-pair[1].dtype.itemsize, pair[0])):
             place = Place(path, leaf.dtype, tuple(leaf.shape[1:]), offset)
             self.places.append(place)
             offset += place.size
@@ -191,13 +191,13 @@ class Packing:
 
     def check(self, row: Mapping[str, Tree]) -> None:
         """Raise ValueError if fields, dtypes or shapes of a row differ."""
-        given = {path: (leaf.dtype, tuple(leaf.shape[1:])) for path, leaf in _leaves(row)}
+        received = {path: (leaf.dtype, tuple(leaf.shape[1:])) for path, leaf in _leaves(row)}
         expected = {place.path: (place.dtype, place.shape) for place in self.places}
-        if given == expected:
+        if received == expected:
             return
-        for path in {**expected, **given}:
-            if given.get(path) != expected.get(path):
-                name, was, now = ".".join(path), expected.get(path, "absent"), given.get(path, "absent")
+        for path in {**expected, **received}:
+            if received.get(path) != expected.get(path):
+                name, was, now = ".".join(path), expected.get(path, "absent"), received.get(path, "absent")
                 raise ValueError(f"{name} is {now}, but was {was} in earlier rows")
 
     def columns(self, storage: Tensor) -> dict[tuple[str, ...], Tensor]:
@@ -206,9 +206,9 @@ class Packing:
 
     def fields(self, names: Sequence[str]) -> Fields:
         """Return a reader of some fields, in this order. Raises ValueError if the rows do not have a field."""
-        known = {place.path[0] for place in self.places}
-        if unknown := [name for name in names if name not in known]:
-            raise ValueError(f"the rows have no {', '.join(unknown)}; their fields are {', '.join(sorted(known))}")
+        recorded = {place.path[0] for place in self.places}
+        if unknown := [name for name in names if name not in recorded]:
+            raise ValueError(f"the rows have no {', '.join(unknown)}; their fields are {', '.join(sorted(recorded))}")
         return Fields([place for name in names for place in self.places if place.path[0] == name], self.row_bytes)
 
     @property
@@ -243,27 +243,27 @@ class Fields:
         """
         plain = index_B.dtype is torch.int64 and index_B.ndim == 1  # numpy accepts others, which torch refuses
         small = plain and len(index_B) <= self._most and storage.is_cpu
-        found = self._by_numpy(storage, index_B) if small else self._by_torch(storage, index_B)
-        return dict(zip(self._names, found, strict=True)) if self._flat else nest(self._paths, found)
+        tensors = self._by_numpy(storage, index_B) if small else self._by_torch(storage, index_B)
+        return dict(zip(self._names, tensors, strict=True)) if self._flat else nest(self._paths, tensors)
 
     def _by_numpy(self, storage: Tensor, index_B: Tensor) -> list[Tensor]:
         """Read with numpy, in two thirds of the time of `_by_torch` for small batches."""
         rows_BX = storage.numpy().take(index_B.numpy(), 0)
         record_B = np.ndarray((len(rows_BX),), self._record, rows_BX)
-        found = [torch.from_numpy(record_B[key]) for key in self._keys]
+        tensors = [torch.from_numpy(record_B[key]) for key in self._keys]
         for k, dtype in self._odd:
-            found[k] = found[k].view(dtype)
-        return found
+            tensors[k] = tensors[k].view(dtype)
+        return tensors
 
     def _by_torch(self, storage: Tensor, index_B: Tensor) -> list[Tensor]:
         rows_BX = storage.index_select(0, index_B)  # uses all threads
-        rows, typed, found = rows_BX.shape[0], {}, []
+        rows, typed, tensors = rows_BX.shape[0], {}, []
         for dtype, shape, strides, offset in self._views:
             view = typed.get(dtype)
             if view is None:
                 view = typed[dtype] = rows_BX.view(dtype)
-            found.append(view.as_strided((rows, *shape), strides, offset))  # one view, not three
-        return found
+            tensors.append(view.as_strided((rows, *shape), strides, offset))  # one view, not three
+        return tensors
 
 
 def _numpys(dtype: torch.dtype) -> np.dtype | None:

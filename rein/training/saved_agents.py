@@ -20,8 +20,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein.agents
+from rein.agents.base.action_noise import GaussianNoise, OrnsteinUhlenbeck, Plateau
 from rein.agents.base.agent import Agent
-from rein.agents.base.exploration import GaussianNoise, OrnsteinUhlenbeck, Plateau
 from rein.agents.base.network_agent import FACTORIES
 from rein.agents.base.options import options_of
 from rein.agents.base.segments import Segments

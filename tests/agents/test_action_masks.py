@@ -18,7 +18,7 @@ import rein
 from rein.accelerate.closed_form import has_closed_form, policy_gradient
 from rein.agents.a2c import A2C
 from rein.agents.base.learner import Batch
-from rein.agents.base.policy_loss import Coefficients, policy_loss
+from rein.agents.base.on_policy import Coefficients, policy_loss
 from rein.agents.base.segments import Segments
 from rein.agents.bc import BC
 from rein.agents.impala import IMPALA

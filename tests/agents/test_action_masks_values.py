@@ -17,7 +17,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein
-from rein.agents.base.exploration import random_action
+from rein.agents.base.action_noise import random_action
 from rein.agents.base.learner import Batch
 from rein.agents.discrete_sac import actor_loss
 from rein.episodes.random_policy import RandomPolicy

@@ -7,8 +7,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rein.agents.base.imitation import likelihood_loss
 from rein.agents.base.learner import Batch
-from rein.agents.base.losses import likelihood_loss
 from rein.agents.bc import BC, cross_entropy_loss, squared_action_loss
 from rein.envs.gridworld import Gridworld
 from rein.envs.pendulum import Pendulum

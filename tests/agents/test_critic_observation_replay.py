@@ -18,9 +18,9 @@ from rein.accelerate.closed_form import (
     has_closed_form,
     soft_actor_gradient,
 )
+from rein.agents.base.actor_and_critics import critic_loss
 from rein.agents.base.deterministic import deterministic_actor_loss
 from rein.agents.base.learner import Batch
-from rein.agents.base.losses import critic_loss
 from rein.agents.sac import soft_actor_loss
 from rein.envs.cartpole import CartPole
 from rein.envs.probes import Reach

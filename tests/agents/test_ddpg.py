@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.base.exploration import OrnsteinUhlenbeck
+from rein.agents.base.action_noise import OrnsteinUhlenbeck
 from rein.agents.ddpg import DDPG
 from rein.envs.probes import Corridor, Reach
 from rein.envs.wrappers.observations import observation_history

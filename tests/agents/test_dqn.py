@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.base.exploration import Plateau
+from rein.agents.base.action_noise import Plateau
 from rein.agents.dqn import DQN
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward

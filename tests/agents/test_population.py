@@ -16,7 +16,7 @@ from torch import Tensor
 
 import rein
 from rein.accelerate import compiled
-from rein.accelerate.stacked.noise import AgentNoise
+from rein.accelerate.stacked.on_policy_agents import AgentNoise
 from rein.agents.base.learner import Learner
 from rein.envs.gridworld import Gridworld
 from rein.errors import NonFiniteError

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein
-from rein.agents.base.exploration import Plateau
+from rein.agents.base.action_noise import Plateau
 from rein.agents.dqn import DQN
 from rein.agents.recurrent_dqn import RecurrentDQN
 from rein.envs.gridworld import Gridworld

@@ -11,8 +11,8 @@ from gymnasium import spaces
 
 import rein
 from rein.accelerate.closed_form import temperature_gradient
+from rein.agents.base.actor_and_critics import Temperature, temperature_loss
 from rein.agents.base.learner import Batch
-from rein.agents.base.losses import Temperature, temperature_loss
 from rein.agents.sac import SAC
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward, Reach
 from rein.envs.wrappers.observations import observation_history

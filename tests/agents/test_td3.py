@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.base.exploration import GaussianNoise, OrnsteinUhlenbeck, Plateau
+from rein.agents.base.action_noise import GaussianNoise, OrnsteinUhlenbeck, Plateau
 from rein.agents.ddpg import DDPG
 from rein.agents.td3 import TD3
 from rein.envs.probes import Bandit, DelayedReward, ObservedReward, Reach

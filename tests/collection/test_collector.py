@@ -16,7 +16,7 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.base.exploration import OrnsteinUhlenbeck
+from rein.agents.base.action_noise import OrnsteinUhlenbeck
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment
 from rein.loop.state import State
 from rein.networks.recurrent import LSTM

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rein.agents.base.exploration import GaussianNoise, OrnsteinUhlenbeck, Plateau
+from rein.agents.base.action_noise import GaussianNoise, OrnsteinUhlenbeck, Plateau
 from rein.ops.exploration import ornstein_uhlenbeck
 from rein.ops.random import generator
 from rein.schedules import linear

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from rein.accelerate.closed_form import has_closed_form, policy_gradient
 from rein.agents.base.learner import Batch
-from rein.agents.base.policy_loss import Coefficients, policy_loss
+from rein.agents.base.on_policy import Coefficients, policy_loss
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.recurrent import LSTM
 

@@ -7,7 +7,7 @@ import statistics
 import pytest
 import torch
 
-from rein.agents.base.exploration import Plateau, as_amount
+from rein.agents.base.action_noise import Plateau, as_amount
 from rein.ops.random import generator
 from rein.schedules import Schedule, linear
 from rein.testing import StatefulContract

@@ -13,9 +13,9 @@ import rein
 from rein.accelerate.fast_learner import FastLearner
 from rein.agents.a2c import A2C
 from rein.agents.awac import AWAC
+from rein.agents.base.actor_and_critics import critic_loss
 from rein.agents.base.data_parallel import average
 from rein.agents.base.learner import Batch
-from rein.agents.base.losses import critic_loss
 from rein.agents.bc import BC
 from rein.agents.ddpg import DDPG
 from rein.agents.discrete_sac import DiscreteSAC

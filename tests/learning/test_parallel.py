@@ -28,8 +28,8 @@ from rein.agents.a2c import A2C
 from rein.agents.awac import AWAC
 from rein.agents.base.data_parallel import CHECK_EVERY, mean_of_processes, process_group
 from rein.agents.base.learner import Batch, Learner
+from rein.agents.base.on_policy import Coefficients, policy_loss
 from rein.agents.base.optimizers import Adam
-from rein.agents.base.policy_loss import Coefficients, policy_loss
 from rein.agents.bc import BC
 from rein.agents.discrete_sac import DiscreteSAC
 from rein.agents.dqn import DQN

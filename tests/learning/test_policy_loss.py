@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.agents.base.learner import Batch
-from rein.agents.base.policy_loss import Coefficients, policy_loss
+from rein.agents.base.on_policy import Coefficients, policy_loss
 from rein.networks.actor_critic import ActorCritic
 from rein.ops.random import generator
 

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 import rein
 from rein.agents.awac import AWAC
-from rein.agents.base.exploration import GaussianNoise, OrnsteinUhlenbeck, Plateau
+from rein.agents.base.action_noise import GaussianNoise, OrnsteinUhlenbeck, Plateau
 from rein.agents.ddpg import DDPG
 from rein.agents.discrete_sac import DiscreteSAC
 from rein.agents.dqn import DQN

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from rein.agents.base.optimizers import Adam, apply_gradients, default_optimizer, set_learning_rate
+from rein.agents.base.optimizers import Adam, apply_gradients, set_learning_rate
 from rein.ops.random import generator
 from rein.ops.trees import load_plain_state, plain_state
 from rein.testing.stateful import check_plain, copy_state, first_difference
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
-    "rein's Adam": default_optimizer,
+    "rein's Adam": functools.partial(Adam, eps=1e-5),
     "Adam": functools.partial(torch.optim.Adam, lr=1e-2),
     "RMSprop": functools.partial(torch.optim.RMSprop, alpha=0.99, eps=1e-5, lr=1e-2),
     "SGD": functools.partial(torch.optim.SGD, momentum=0.9, lr=1e-2),
@@ -88,7 +88,7 @@ def test_guard_receives_metrics_and_norm() -> None:
         return True
 
     give_gradients(p, 0)
-    norm = apply_gradients(default_optimizer(p), {"loss": torch.tensor(2.0)}, max_grad_norm=0.5, guard=look)
+    norm = apply_gradients(Adam(p), {"loss": torch.tensor(2.0)}, max_grad_norm=0.5, guard=look)
     assert received == {"loss": torch.tensor(2.0), "grad_norm": norm}
 
 
@@ -98,7 +98,7 @@ def test_guard_can_skip_non_finite_gradients() -> None:
     give_gradients(p, 0)
     p[0].grad[0, 0] = torch.nan  # type: ignore[index]  # it has a gradient
     guard = lambda metrics, gradients: bool(torch.isfinite(metrics["grad_norm"]))  # noqa: E731  # shorter than a function
-    norm = apply_gradients(default_optimizer(p), {}, max_grad_norm=0.5, guard=guard)
+    norm = apply_gradients(Adam(p), {}, max_grad_norm=0.5, guard=guard)
     assert norm.isnan()
     assert all(torch.equal(mine, before) for mine, before in zip(p, initial, strict=True))
 

@@ -178,7 +178,7 @@ def test_memory_of_whole_stacks_is_reused():
     episodes = Episodes(0, 2, 3, ends=0.3)
     frames = FrameReplay(40, 3, (3, 2))
     sizes = [frames.frames.nbytes for _ in played(episodes, frames, steps=400)]
-    assert frames.frames._ids > 3 * len(frames.frames._kept)
+    assert frames.frames._ids > 3 * len(frames.frames._whole)
     assert sizes[60] == sizes[-1]
 
 

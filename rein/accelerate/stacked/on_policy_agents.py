@@ -1,12 +1,13 @@
 """On-policy agents of a population that are computed together.
 
 Shapes: S learners, N environments of a learner, R = S * N rows, T steps of a rollout, B = T * N rows of a learner,
-M rows of a minibatch.
+M rows of a minibatch (number of minibatches in shapes of orders), A action dimensions.
 """
 
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,24 +16,76 @@ from torch import Tensor
 
 from rein.accelerate.compiled import captured
 from rein.accelerate.products import fast_products, largest_matrix
-from rein.accelerate.stacked.noise import AgentNoise
 from rein.accelerate.stacked.parameters import StackedLearner, StackedModules, can_stack
 from rein.accelerate.stacked.policy_gradient import Outputs, forward, policy_gradient
 from rein.accelerate.stacked.stacked_agents import StackedAgents
 from rein.agents.a2c import A2C
 from rein.agents.base.learner import Batch
-from rein.agents.base.on_policy import OnPolicyAgent, check_enough
-from rein.agents.base.policy_loss import Coefficients, report_rows
-from rein.agents.base.separate_agents import joined, split
+from rein.agents.base.on_policy import Coefficients, OnPolicyAgent, check_enough, report_rows
+from rein.agents.population import joined, split
 from rein.agents.ppo import PPO
 from rein.networks.heads import DiscreteHead
+from rein.ops.random import hash_bits, stream_seed, uniform
 from rein.ops.returns import gae
-from rein.ops.statistics import explained_variance, standardize
+from rein.ops.statistics import explained_variance, minibatches, standardize
 from rein.ops.trees import map_tree
 from rein.replay.rollout import Rollout
 from rein.types import Transition, Tree
 
 COEFFICIENTS = "value_coefficient", "entropy_coefficient"
+
+
+class AgentNoise:
+    """Noise of actions and order of minibatches of S agents.
+
+    On the CPU, each agent draws from its generator, as it would alone. On other devices, a call for each agent would
+    take most of the time, so the numbers of all agents are computed together from their seeds and counts.
+    """
+
+    def __init__(self, agents: Sequence[Any]) -> None:
+        self.agents, self.device = agents, torch.device(agents[0].device)
+        keys = [stream_seed(agent._root_seed, "population") for agent in agents]
+        self._key_S = torch.tensor(keys, dtype=torch.int64, device=self.device)
+        self._keys_by_count: dict[int, Tensor] = {}  # keys by their number
+
+    def uniform(self, rows: int) -> Tensor:
+        """Return uniform numbers in [0, 1), (S, N)."""
+        if self.device.type != "cpu":
+            return uniform(self._keys(rows), 2 * self._count())
+        noise_SN = torch.empty(len(self.agents), rows, dtype=torch.float32, device=self.device)
+        for agent, row_N in zip(self.agents, noise_SN.unbind(), strict=True):
+            torch.rand(rows, generator=agent.generator, dtype=torch.float32, device=self.device, out=row_N)
+        return noise_SN
+
+    def normal(self, rows: int, actions: int) -> Tensor:
+        """Return standard normal numbers, (S, N, A)."""
+        if self.device.type != "cpu":  # Box & Muller 1958
+            keys, count = self._keys(rows * actions), 2 * self._count()
+            radius = (-2.0 * torch.log1p(-uniform(keys, count))).sqrt()
+            return (radius * torch.cos(2.0 * math.pi * uniform(keys, count + 1))).unflatten(1, (rows, actions))
+        noise_SNA = torch.empty(len(self.agents), rows, actions, dtype=torch.float32, device=self.device)
+        for agent, row_NA in zip(self.agents, noise_SNA.unbind(), strict=True):
+            like: dict[str, Any] = {"dtype": torch.float32, "device": self.device, "out": row_NA}
+            torch.randn(row_NA.shape, generator=agent.generator, **like)
+        return noise_SNA
+
+    def orders(self, rows: int, count: int) -> Tensor:
+        """Return a random split of the rows of each agent into `count` minibatches, (S, M, B // M) int64."""
+        if self.device.type == "cpu":
+            return torch.stack([minibatches(rows, count, agent.generator) for agent in self.agents])
+        bits_SB = hash_bits(self._keys(rows), -1 - self.agents[0].updates)
+        return bits_SB.argsort(1)[:, : rows // count * count].unflatten(1, (count, rows // count))
+
+    def _keys(self, count: int) -> Tensor:
+        """Return different keys for each agent, (S, count)."""
+        if count not in self._keys_by_count:
+            number_C = torch.arange(count, dtype=torch.int64, device=self._key_S.device)
+            self._keys_by_count[count] = hash_bits(self._key_S.unsqueeze(1), number_C)
+        return self._keys_by_count[count]
+
+    def _count(self) -> int:
+        """Return a number that grows with each vector step."""
+        return self.agents[0].env_steps
 
 
 class StackedOnPolicyAgents(StackedAgents):
@@ -97,8 +150,8 @@ class StackedOnPolicyAgents(StackedAgents):
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
         """End the current episodes of the rows in `mask` (R,), which were reset outside a step."""
         if self.first.reward_normalizer is not None and not len(self.rollout):
-            for agent, mine_N in zip(self.agents, split(mask, len(self.agents)), strict=True):
-                agent.reward_normalizer.observe_reset(mine_N)
+            for agent, mask_N in zip(self.agents, split(mask, len(self.agents)), strict=True):
+                agent.reward_normalizer.observe_reset(mask_N)
         self.rollout.observe_reset(mask)
 
     def optimize_model(self) -> dict[str, Tensor]:
@@ -168,9 +221,9 @@ class StackedOnPolicyAgents(StackedAgents):
         ended_TR = self.rollout["terminated"] | self.rollout["truncated"]
         columns = [x.tensor_split(len(self.agents), dim=1) for x in (reward_TR, ended_TR, self.rollout["valid"])]
         scaled = []
-        for agent, *mine in zip(self.agents, *columns, strict=True):
+        for agent, *own_columns in zip(self.agents, *columns, strict=True):
             agent.reward_normalizer.gamma = agent.gamma
-            scaled.append(agent.reward_normalizer.scale(*mine))
+            scaled.append(agent.reward_normalizer.scale(*own_columns))
         return torch.cat(scaled, 1)
 
     def _next_values(self, value_TR: Tensor) -> Tensor:
@@ -190,8 +243,8 @@ class StackedOnPolicyAgents(StackedAgents):
         of_Q = row_Q // (value_TR.shape[1] // learners)
         for number in of_Q.unique().tolist():
             place, networks = (step_Q[of_Q == number], row_Q[of_Q == number]), self.agents[number].networks
-            mine = map_tree(lambda x, place=place: x[place], observation)
-            next_value_TR[place] = networks.value(networks.preprocess(mine))
+            rows = map_tree(lambda x, place=place: x[place], observation)
+            next_value_TR[place] = networks.value(networks.preprocess(rows))
         return next_value_TR
 
     def _values(self, observation: Tree) -> Tensor:
@@ -203,8 +256,8 @@ class StackedOnPolicyAgents(StackedAgents):
         if not self._plain:
             return self._learn_alone(part, coefficients, report)
         with fast_products(part["target"].shape[1] * self.largest_matrix):
-            norm_S, found = self._step(part, coefficients, report)
-        return {**found, "grad_norm": norm_S} if report else {}
+            norm_S, metrics = self._step(part, coefficients, report)
+        return {**metrics, "grad_norm": norm_S} if report else {}
 
     @torch.no_grad()
     def _learned(self, part: Mapping[str, Tensor], coefficients: Coefficients, report: bool) -> Any:
@@ -227,12 +280,12 @@ class StackedOnPolicyAgents(StackedAgents):
 
     def _learn_alone(self, part: Mapping[str, Tensor], coefficients: Coefficients, report: bool) -> dict[str, Tensor]:
         """Let each agent make its step, with guards, hooks and frozen parameters."""
-        found = []
+        metrics = []
         for number, agent in enumerate(self.agents):
-            mine = Batch(**{name: x[number] for name, x in part.items()})
+            batch = Batch(**{name: x[number] for name, x in part.items()})
             own: Any = (float(x[number]) if isinstance(x, Tensor) else x for x in coefficients)
-            found.append(agent.learners["networks"].step(mine, Coefficients(*own), report=report))
-        return {name: torch.stack([mine[name] for mine in found]) for name in found[0]} if report else {}
+            metrics.append(agent.learners["networks"].step(batch, Coefficients(*own), report=report))
+        return {name: torch.stack([batch[name] for batch in metrics]) for name in metrics[0]} if report else {}
 
     def _count_updates(self, updates: int) -> None:
         for agent in self.agents:
@@ -258,11 +311,11 @@ class StackedOnPolicyAgents(StackedAgents):
         explained_S = torch.vmap(explained_variance)(batch["value"], batch["target"], *valid)
         return {**means, "explained_variance": explained_S}
 
-    def keep(self, kept: Sequence[int]) -> None:
+    def keep(self, numbers: Sequence[int]) -> None:
         """Continue with these agents only."""
         entries = self.entries()
-        super().keep(kept)
-        self.load_entries([entries[number] for number in kept])
+        super().keep(numbers)
+        self.load_entries([entries[number] for number in numbers])
 
     def entries(self) -> list[dict[str, Any]]:
         """Return the rollout of each agent."""
@@ -270,7 +323,7 @@ class StackedOnPolicyAgents(StackedAgents):
         by_row = map_tree(lambda x: x.transpose(0, 1), state["fields"])
         parts = split(by_row, learners) if by_row else [{}] * learners
         fields = [map_tree(lambda x: x.transpose(0, 1), part) for part in parts]
-        return [{"rollout": {"length": state["length"], "fields": mine}} for mine in fields]
+        return [{"rollout": {"length": state["length"], "fields": part}} for part in fields]
 
     def load_entries(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Join the rollouts of the agents, which then have none themselves."""
@@ -318,8 +371,8 @@ class StackedA2C(StackedOnPolicyAgents):
         batch = dict(batch)
         if self.first.normalize_advantage:
             check_enough(self.first, batch["advantage"][0])
-            given = [batch[name] for name in ("advantage", "valid") if name in batch]
-            batch["advantage"] = _standardized(*given)
+            columns = [batch[name] for name in ("advantage", "valid") if name in batch]
+            batch["advantage"] = _standardized(*columns)
         coefficients = self._coefficients()
         self._count_updates(1)
         return self.means([self.learn(batch, coefficients, report=True)], batch)

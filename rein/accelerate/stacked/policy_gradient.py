@@ -65,7 +65,7 @@ def policy_gradient(
         networks: those of one learner.
         parameters: those of all learners, (S, ...).
         batch: columns (S, M, ...) of `rein.agents.base.learner.Batch`, without `valid` if all rows are valid.
-        coefficients: `rein.agents.base.policy_loss.Coefficients` of tensors (S, 1) or numbers.
+        coefficients: `rein.agents.base.on_policy.Coefficients` of tensors (S, 1) or numbers.
     """
     outputs, top_SKMH, saved = forward(networks, parameters, batch["features"])
     distribution, value_SM = outputs

@@ -27,9 +27,9 @@ from rein.accelerate.stacked.value_gradients import (
     soft_actor_gradient,
     td_gradient,
 )
-from rein.agents.base.separate_agents import joined
 from rein.agents.ddpg import DDPG
 from rein.agents.dqn import DQN
+from rein.agents.population import joined
 from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
 from rein.ops.values import td_target
@@ -88,7 +88,7 @@ class StackedReplayAgents(StackedAgents):
         return (
             super().supports(agents)
             and all(has_closed_form(getattr(first, name)) for name in cls.followed.values())
-            and all(can_stack([mine[name] for mine in learners]) for name in learners[0])
+            and all(can_stack([each[name] for each in learners]) for name in learners[0])
         )
 
     @torch.no_grad()
@@ -98,7 +98,7 @@ class StackedReplayAgents(StackedAgents):
             return super().select_action(observation)
         action_SN = self.explore(self.features(observation))
         action = action_SN.flatten(0, 1)
-        self._selected = action, {}, [(mine, {}) for mine in action_SN.unbind()]
+        self._selected = action, {}, [(part, {}) for part in action_SN.unbind()]
         return action, {}
 
     @abc.abstractmethod
@@ -156,13 +156,13 @@ class StackedReplayAgents(StackedAgents):
         return metrics
 
     def _learned(self, batch: Samples, report: bool, actor: bool, follow: bool) -> tuple[Metrics, Tensor]:
-        found = self.learn(batch, report, actor)
+        result = self.learn(batch, report, actor)
         for targets, networks in self.followed.items() if follow else ():
             if isinstance(self.tau, Tensor):
                 self.modules[targets].flat.lerp_(self.modules[networks].flat, self.tau)
             else:
                 self.modules[targets].follow(self.modules[networks], self.tau)
-        return found
+        return result
 
     @abc.abstractmethod
     def learn(self, batch: Samples, report: bool, actor: bool) -> tuple[Metrics, Tensor]:
@@ -198,8 +198,8 @@ class StackedReplayAgents(StackedAgents):
     def normal(self, *shape: int) -> Tensor:
         """Draw standard normal noise (S, *shape) from the generators of the agents."""
         noise = torch.empty(len(self.agents), *shape, dtype=torch.float32, device=self.device)
-        for agent, mine in zip(self.agents, noise.unbind(), strict=True):
-            like: dict[str, Any] = {"dtype": torch.float32, "device": self.device, "out": mine}
+        for agent, row in zip(self.agents, noise.unbind(), strict=True):
+            like: dict[str, Any] = {"dtype": torch.float32, "device": self.device, "out": row}
             torch.randn(shape, generator=agent.generator, **like)
         return noise
 
@@ -311,7 +311,7 @@ class StackedDeterministicAgents(StackedActorsAndCritics):
         """Return actions (S, N, ...) with the exploration noise of each agent."""
         action_SNA = self._act(x_SNF)
         pairs = zip(self.agents, action_SNA.unbind(), strict=True)
-        noise_SNA = torch.stack([agent.noise(mine, agent.generator, **agent.counts) for agent, mine in pairs])
+        noise_SNA = torch.stack([agent.noise(part, agent.generator, **agent.counts) for agent, part in pairs])
         noisy = (action_SNA + noise_SNA).clamp_(-1.0, 1.0).flatten(0, 1)
         return self.first.networks.scale.to_action(noisy).unflatten(0, x_SNF.shape[:2])
 
@@ -363,7 +363,7 @@ class StackedDQN(StackedReplayAgents):
 
     def scaled(self, action: Tensor) -> Tensor:
         """Return actions (S B,) counted from 0."""
-        return self.first.action_index(action)
+        return self.first.network_action(action)
 
     def learn(self, batch: Samples, report: bool, actor: bool) -> tuple[Metrics, Tensor]:
         """Update the Q-networks."""

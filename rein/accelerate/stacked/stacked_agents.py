@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.options import options_of
-from rein.agents.base.separate_agents import SeparateAgents, rows_of_part, split
+from rein.agents.population import SeparateAgents, rows_of_part, split
 from rein.types import Tree
 
 
@@ -36,7 +36,9 @@ class StackedAgents(SeparateAgents, abc.ABC):
             {name: x is None if name in cls.different else x for name, x in agent.config.items()} for agent in agents
         ]
         supported = all(getattr(agents[0], name) == value for name, value in cls.required.items())
-        return supported and all(mine == alike[0] for mine in alike) and not agents[0].networks.preprocess.has_inputs
+        return (
+            supported and all(options == alike[0] for options in alike) and not agents[0].networks.preprocess.has_inputs
+        )
 
     def check_options(self) -> None:
         """Raise ValueError if an option was changed to values that cannot be computed together."""
@@ -56,9 +58,9 @@ class StackedAgents(SeparateAgents, abc.ABC):
         shape = len(self.agents), rows_of_part(observation, len(self.agents))
         return self.first.networks.preprocess(observation).unflatten(0, shape)
 
-    def keep(self, kept: Sequence[int]) -> None:
+    def keep(self, numbers: Sequence[int]) -> None:
         """Continue with these agents only. The networks of the others keep the memory of the former stack."""
-        super().keep(kept)
+        super().keep(numbers)
         self.first = self.agents[0]
         self.stack()
 

@@ -58,18 +58,18 @@ class StackedMLPs:
     def backward(self, forward: Forward, grad_output_SKBO: Tensor) -> Gradients:
         """Return the gradients of all parameters."""
         grad_output = grad_output_SKBO.flatten(0, 1)
-        found, _ = stack_backward(_grad_top(grad_output, forward.head), forward.saved)
-        found += [torch.bmm(grad_output.mT, forward.top), grad_output.sum(1)]
+        gradients, _ = stack_backward(_grad_top(grad_output, forward.head), forward.saved)
+        gradients += [torch.bmm(grad_output.mT, forward.top), grad_output.sum(1)]
         parameters, names = self.modules.parameters, (*self._layers, *self._head)
-        return {name: gradient.view_as(parameters[name]) for name, gradient in zip(names, found, strict=True)}
+        return {name: gradient.view_as(parameters[name]) for name, gradient in zip(names, gradients, strict=True)}
 
     def input_gradient(self, forward: Forward, grad_output_SKBO: Tensor, first: int) -> Tensor:
         """Return the gradients (S, B, I - first) of the inputs, without the `first` ones, summed over K networks."""
-        below, kept, weights, activation = forward.saved
-        saved = Pass(below, kept, [weights[0][:, first:], *weights[1:]], activation)
+        below, outputs, weights, activation = forward.saved
+        saved = Pass(below, outputs, [weights[0][:, first:], *weights[1:]], activation)
         grad_top = _grad_top(grad_output_SKBO.flatten(0, 1), forward.head)
-        _, found = stack_backward(grad_top, saved, of_input=True, of_parameters=False)
-        grad_input_SKBI = found.unflatten(0, grad_output_SKBO.shape[:2])  # type: ignore[union-attr]  # not None, since of_input=True
+        _, grad_input = stack_backward(grad_top, saved, of_input=True, of_parameters=False)
+        grad_input_SKBI = grad_input.unflatten(0, grad_output_SKBO.shape[:2])  # type: ignore[union-attr]  # not None, since of_input=True
         return grad_input_SKBI.squeeze(1) if grad_input_SKBI.shape[1] == 1 else grad_input_SKBI.sum(1)
 
     def _flat(self, name: str, members: int | None) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rein.agents.base.agent_state import check_state, has_state, load_state, public_state, save_state
 from rein.agents.base.optimizers import set_learning_rate
 from rein.agents.base.options import (
     as_json,
@@ -29,7 +30,6 @@ from rein.agents.base.options import (
     refuse_hidden,
     refuse_unknown,
 )
-from rein.agents.base.state import check_state, has_state, load_state, public_state, save_state
 from rein.errors import AgentMeta, explain, hints
 from rein.networks.heads import check_mask
 from rein.ops.parallel import rank
@@ -124,11 +124,11 @@ class Agent(_HasOptions, metaclass=AgentMeta):
             if not isinstance(space := getattr(self, name), spaces.Space):
                 raise TypeError(f"{type(self).__name__}({name}={space!r}): {hints().instead_of(space)}")
             children(space)  # raises for a space whose values cannot be tensors
-        given: tuple[Any, Any] = (self.observation_space, self.action_space)
+        both_spaces: tuple[Any, Any] = (self.observation_space, self.action_space)
         try:
-            self.check_spaces(*given)
+            self.check_spaces(*both_spaces)
         except ValueError as error:
-            raise ValueError(f"{type(self).__name__}: {error}; use {hints().agents_for(*given)}") from None
+            raise ValueError(f"{type(self).__name__}: {error}; use {hints().agents_for(*both_spaces)}") from None
         if (mask := entry(self.observation_space, ACTION_MASK)) is not None:
             check_mask(mask, self.action_space)  # type: ignore[arg-type]  # a space, see above
         if not self.has_critic and entry(self.observation_space, CRITIC_OBSERVATION) is not None:
@@ -320,7 +320,8 @@ class Agent(_HasOptions, metaclass=AgentMeta):
             for name, module in before.items():
                 share_parameters(module, getattr(self, name))
         elif not self.env_steps:
-            self._root_seed, self.generator = seed, generator(seed, "agent", rank(), device=self.device)
+            self._root_seed = seed
+            self.generator = generator(seed, "agent", rank(), device=self.device)
         vars(self)["seed"] = seed
 
     def summary(self) -> Summary:
@@ -350,14 +351,15 @@ class Agent(_HasOptions, metaclass=AgentMeta):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned. Raises ValueError, before any change, if options differ."""
-        mine = self._state()
-        if differ := sorted({*mine, "seed"} ^ {*state}):
+        attributes = self._state()
+        if differ := sorted({*attributes, "seed"} ^ {*state}):
             raise ValueError(f"{type(self).__name__}: entries of the state and the agent differ: {', '.join(differ)}")
-        for name, value in mine.items():
+        for name, value in attributes.items():
             check_state(f"{type(self).__name__}.{name}", value, state[name])
-        for name, value in mine.items():
+        for name, value in attributes.items():
             vars(self)[name] = load_state(value, state[name], torch.device(self.device))
-        self._root_seed, self._loaded = int(state["seed"]), True
+        self._root_seed = int(state["seed"])
+        self._loaded = True
 
     def _state(self) -> dict[str, Any]:
         skip = {name for name in options_of(type(self)) if not has_state(getattr(self, name))}
@@ -389,9 +391,9 @@ def _in_training_mode(update: Callable[..., Any]) -> Callable[..., Any]:
 def share_parameters(before: nn.Module, after: nn.Module) -> None:
     """Make `before` share the parameters and buffers of `after`, so that policies built on `before` stay current."""
     for old, new in ((before.parameters(), after.parameters()), (before.buffers(), after.buffers())):
-        for mine, theirs in zip(old, new, strict=True):
-            theirs.requires_grad_(mine.requires_grad)
-            mine.data = theirs.data
+        for shared, current in zip(old, new, strict=True):
+            current.requires_grad_(shared.requires_grad)
+            shared.data = current.data
 
 
 def cast_action(action: Tree, space: spaces.Space[Any]) -> Tree:

@@ -10,20 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.exploration import ActionNoise, GaussianNoise, as_noise
+from rein.agents.base.action_noise import ActionNoise, GaussianNoise, as_noise
+from rein.agents.base.actor_and_critics import ActorAndCritics, ContinuousActions
 from rein.agents.base.learner import Batch
-from rein.agents.base.losses import critic_loss
 from rein.agents.base.options import option
-from rein.agents.base.replay_agent import ContinuousActions, ReplayAgent
-from rein.networks.encoder import Features, NetworkFactory
+from rein.networks.encoder import Features
 from rein.networks.off_policy import Actor, DeterministicNetworks
-from rein.ops.values import td_target
 from rein.replay.replay import Sample
 from rein.schedules import Schedule
 from rein.types import Tree
 
 
-class DeterministicAgent(ContinuousActions, ReplayAgent):
+class DeterministicAgent(ContinuousActions, ActorAndCritics):
     """Deterministic actor and critics with target networks. Explores with action noise.
 
     Targets and losses::
@@ -44,9 +42,6 @@ class DeterministicAgent(ContinuousActions, ReplayAgent):
         help="exploration noise on actions scaled to [-1, 1]; a number is the standard deviation of Gaussian noise",
     )
     actor_frequency: int = option(default=1)
-    actor: NetworkFactory | None = option(default=None)
-    critic: NetworkFactory | None = option(default=None)
-    actor_learning_rate: float | Schedule | None = option(default=None)
 
     reports = ("critic_loss", "action_value", "actor_loss", "noise", "grad_norm")
     critics: Any = 1
@@ -55,13 +50,7 @@ class DeterministicAgent(ContinuousActions, ReplayAgent):
 
     def build_networks(self, generator: torch.Generator) -> DeterministicNetworks:
         """Build the actor, critics, target networks and their learners."""
-        shape = self.options(
-            "critics", "hidden", "activation", "normalize_observation", "scale_images", "encoder", "actor", "critic"
-        )
-        networks = DeterministicNetworks(self.observation_space, self.action_space, generator, **shape)
-        self._critics = self.add_learner("critics", networks.critics, critic_loss)
-        self._actor = self.add_learner("actor", networks.actor, deterministic_actor_loss)
-        self.follow(networks.target_critics, networks.critics)
+        networks = self.actor_and_critics(DeterministicNetworks, generator, deterministic_actor_loss)
         self.follow(networks.target_actor, networks.actor)
         self.exploration = self.noise.amount  # type: ignore[union-attr]
         return networks
@@ -88,27 +77,22 @@ class DeterministicAgent(ContinuousActions, ReplayAgent):
 
     def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
         """Update the critics with a batch, and the actor every `actor_frequency` updates."""
-        networks = self.networks
-        features, next_features = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
-        action_BA = networks.scale.from_action(sample.action)
-        batch = Batch(features, action_BA, target=self._target(sample, next_features), weight=weight_B)
-        metrics = self._critics.step(batch, None, report=report)
-        error_B = metrics.pop("td_error")
+        batch, next_features = self.recorded(sample, weight_B)
+        metrics, error_B = self.step_critics(sample, batch, self._next_values(next_features), report)
         if (self.updates + 1) % self.actor_frequency == 0:
-            metrics = self._actor.step(Batch(features), (networks.critics,), report=report) | metrics
+            metrics = self._actor.step(Batch(batch.features), (self.networks.critics,), report=report) | metrics
         if report:
             metrics["noise"] = torch.tensor(self.exploration(**self.counts), dtype=torch.float32, device=self.device)
         return metrics, error_B
 
     @torch.no_grad()
-    def _target(self, sample: Sample, next_features: Features) -> Tensor:
-        networks, spread, clip = self.networks, self.target_noise, self.target_noise_clip
-        action_BA = networks.target_actor.action(next_features)
-        if spread:
+    def _next_values(self, next_features: Features) -> Tensor:
+        action_BA = self.networks.target_actor.action(next_features)
+        if self.target_noise:
             noise_BA = torch.randn(action_BA.shape, generator=self.generator, dtype=torch.float32, device=self.device)
-            action_BA = action_BA.add_(noise_BA.mul_(spread).clamp_(-clip, clip)).clamp_(-1.0, 1.0)
-        value_B = networks.target_critics(next_features, action_BA).amin(0)
-        return td_target(sample.reward, sample.terminated, value_B, sample.discount)
+            noise_BA = noise_BA.mul_(self.target_noise).clamp_(-self.target_noise_clip, self.target_noise_clip)
+            action_BA = action_BA.add_(noise_BA).clamp_(-1.0, 1.0)
+        return self.networks.target_critics(next_features, action_BA).amin(0)
 
 
 def deterministic_actor_loss(

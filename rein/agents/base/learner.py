@@ -6,7 +6,7 @@ Shapes: M rows of a minibatch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -23,7 +23,7 @@ from rein.agents.base.optimizers import (
 )
 from rein.networks.encoder import Inputs, inputs_of
 from rein.ops.parallel import processes
-from rein.ops.statistics import explained_variance
+from rein.ops.statistics import explained_variance, minibatches
 from rein.ops.trees import load_plain_state, map_tree, plain_state
 from rein.schedules import Schedule
 
@@ -85,6 +85,14 @@ class Batch(NamedTuple):
                 batch = batch._replace(**{name: map_tree(lambda column: take(column, index), tree)})
         return batch
 
+    def shuffled(self, count: int, generator: torch.Generator) -> Iterator[Batch]:
+        """Yield `count` minibatches of all rows or sequences in random order, see `minibatches`."""
+        order_MB = minibatches(self.size, count, generator)
+        shuffled = self.rows(order_MB.flatten())  # one gather per pass, so that minibatches are slices
+        size = order_MB.shape[1]
+        for start in range(0, count * size, size):
+            yield shuffled.rows(slice(start, start + size))
+
 
 def _select(column: Tensor, index_M: Tensor) -> Tensor:
     return column.index_select(0, index_M)
@@ -116,12 +124,11 @@ class Learner:
         precision: str = "float32",
     ) -> None:
         """Create a learner. By default, `micro_batch` is 4,096 rows on the CPU and all rows on other devices."""
-        if precision not in ("float32", "bfloat16"):
-            raise ValueError(f"precision={precision!r}: use float32 or bfloat16")
-        if micro_batch is not None and micro_batch < 1:
-            raise ValueError(f"micro_batch={micro_batch}: give 1 or more")
-        self.networks, self.loss, self.optimizer = networks, loss, _optimizer_of(networks, optimizer)
-        self.max_grad_norm, self.guard = max_grad_norm, guard
+        self.networks = networks
+        self.loss = loss
+        self.optimizer = _optimizer_of(networks, optimizer)
+        self.max_grad_norm = max_grad_norm
+        self.guard = guard
         # function of (parameters, gradients), called before gradients are clipped; gradients must not be changed
         self.on_gradients: Callable[[Sequence[Tensor], Sequence[Tensor | None]], None] | None = None
         self._finite: FiniteUpdate | None = FiniteUpdate(networks)  # not used with a guard

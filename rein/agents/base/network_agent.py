@@ -105,9 +105,9 @@ class NetworkAgent(Agent):
     def __attrs_post_init__(self) -> None:
         self._check_replaced()
         super().__attrs_post_init__()
-        given = self.optimizer if isinstance(self.optimizer, Mapping) else {}
-        if unknown := given.keys() - self.learners.keys():
-            described = "; rein.load_agent(path) builds the agent of a run again" if "type" in given else ""
+        factories = self.optimizer if isinstance(self.optimizer, Mapping) else {}
+        if unknown := factories.keys() - self.learners.keys():
+            described = "; rein.load_agent(path) builds the agent of a run again" if "type" in factories else ""
             raise ValueError(
                 f"{type(self).__name__}(optimizer=...): there is no learner {', '.join(sorted(unknown))}; the learners "
                 f"are {', '.join(self.learners)}{described}"
@@ -126,9 +126,9 @@ class NetworkAgent(Agent):
         replaced = (*REPLACED, "log_std") if getattr(self, "state_dependent_std", False) else REPLACED
         for name in replaced:
             if name in options and as_json(getattr(self, name)) != as_json(options[name].default):
-                given = " and ".join(f"{factory}=" for factory in factories)
+                arguments = " and ".join(f"{factory}=" for factory in factories)
                 raise ValueError(
-                    f"{type(self).__name__}({name}={getattr(self, name)!r}): {name} has no effect with {given}, "
+                    f"{type(self).__name__}({name}={getattr(self, name)!r}): {name} has no effect with {arguments}, "
                     "which define all layers; remove it"
                 )
 

@@ -1,12 +1,14 @@
-"""Base class of PPO, A2C and IMPALA: an actor-critic that learns from full rollouts.
+"""Policy-gradient loss, and the base class of PPO, A2C and IMPALA: an actor-critic that learns from full rollouts.
 
-Shapes: T steps of a rollout, N environments, B = T * N rows, C features of a carry.
+Shapes: T steps of a rollout, N environments, B = T * N rows, C features of a carry, M rows of a minibatch (for
+sequences, T steps of N environments), K rows of numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,18 +17,104 @@ from rein.accelerators import find
 from rein.agents.base.agent import cast_action
 from rein.agents.base.learner import Batch
 from rein.agents.base.network_agent import NetworkAgent
-from rein.agents.base.optimizers import default_optimizer
+from rein.agents.base.optimizers import Adam
 from rein.agents.base.options import finite, flag, not_negative, option
-from rein.agents.base.policy_loss import METRICS, Coefficients, policy_loss
 from rein.networks.actor_critic import ActorCritic, CoreFactory
-from rein.networks.encoder import NetworkFactory, inputs_of
+from rein.networks.encoder import Features, NetworkFactory, inputs_of
 from rein.networks.heads import ContinuousHead
 from rein.networks.normalizers import RewardNormalizer
 from rein.ops.distributions import Distribution
+from rein.ops.losses import clipped_surrogate, clipped_value_loss
+from rein.ops.statistics import masked_mean
 from rein.ops.trees import map_tree
 from rein.replay.rollout import Rollout
 from rein.schedules import Schedule
 from rein.types import Transition, Tree
+
+METRICS = ("policy_loss", "value_loss", "entropy", "ratio", "approx_kl", "clip_fraction")
+
+
+class Coefficients(NamedTuple):
+    """Weights and clip ranges of `policy_loss`."""
+
+    clip: float | Tensor | None  # clip range of the ratio; None for the plain policy gradient
+    value: float | Tensor
+    entropy: float | Tensor
+    value_clip: float | Tensor | None = None
+
+
+def policy_loss(
+    networks: ActorCritic, batch: Batch, coefficients: Coefficients, *, report: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute the policy-gradient loss of PPO, A2C and IMPALA. The metrics are those of `report_metrics`.
+
+    The loss is::
+
+        loss = surrogate + c_value * value loss - c_entropy * entropy
+
+    The surrogate is clipped. If the clip range is None, it is -A log pi, whose gradient is the policy gradient (Sutton
+    et al. 2000).
+
+    Source: Schulman et al. 2017, equation 9.
+    """
+    distribution, value_M = networks.look(batch.features, batch.carry, batch.reset)
+    log_prob_M = distribution.log_prob(batch.sample)
+    surrogate_M, value_loss_M = _surrogate(log_prob_M, batch, coefficients), _value_loss(value_M, batch, coefficients)
+    if isinstance(coefficients.value, Tensor):  # alpha= would copy it to the CPU
+        loss_M = torch.addcmul(surrogate_M, value_loss_M, coefficients.value)
+    else:
+        loss_M = torch.add(surrogate_M, value_loss_M, alpha=coefficients.value)
+    if isinstance(coefficients.entropy, Tensor) or coefficients.entropy != 0.0:
+        loss_M = loss_M - coefficients.entropy * distribution.entropy()
+    metrics = report_metrics(distribution, log_prob_M, value_M, batch, coefficients) if report else {}
+    return masked_mean(loss_M, batch.valid), metrics
+
+
+@torch.no_grad()
+def report_metrics(
+    distribution: Distribution, log_prob_M: Tensor, value_M: Tensor, batch: Batch, coefficients: Coefficients
+) -> dict[str, Tensor]:
+    """Return the terms of the loss and measures of the change of the policy, as means over valid rows.
+
+    For continuous actions, `log_std` is the log standard deviation, also averaged over dimensions.
+    """
+    rows = report_rows(distribution, log_prob_M, value_M, batch, coefficients)
+    stacked_KM = torch.stack([row.float() for row in rows.values()])  # one mean instead of six
+    return dict(zip(rows, _means(stacked_KM, batch.valid).unbind(), strict=True))
+
+
+def report_rows(
+    distribution: Distribution, log_prob_M: Tensor, value_M: Tensor, batch: Batch, coefficients: Coefficients
+) -> dict[str, Tensor]:
+    """Return the values of `report_metrics` for each row, (M,) each. All tensors may have further leading axes."""
+    clip = math.inf if coefficients.clip is None else coefficients.clip
+    moved = clipped_surrogate(log_prob_M, batch.log_prob, batch.advantage, clip)
+    losses = _surrogate(log_prob_M, batch, coefficients), _value_loss(value_M, batch, coefficients)
+    values = (*losses, distribution.entropy(), moved.ratio, moved.approx_kl, moved.clipped)
+    rows: dict[str, Tensor] = dict(zip(METRICS, values, strict=True))
+    if (log_std := getattr(distribution, "log_std", None)) is not None:  # (A,), or (M, A) if it depends on the state
+        rows["log_std"] = log_std.mean(-1).expand_as(log_prob_M)
+    return rows
+
+
+def _surrogate(log_prob_M: Tensor, batch: Batch, coefficients: Coefficients) -> Tensor:
+    if coefficients.clip is None:
+        return -batch.advantage * log_prob_M
+    return clipped_surrogate(log_prob_M, batch.log_prob, batch.advantage, coefficients.clip).loss
+
+
+def _value_loss(value_M: Tensor, batch: Batch, coefficients: Coefficients) -> Tensor:
+    if coefficients.value_clip is None:
+        return (value_M - batch.target).square().mul(0.5)
+    return clipped_value_loss(value_M, batch.value, batch.target, coefficients.value_clip)
+
+
+def _means(x_KM: Tensor, valid_M: Tensor | None) -> Tensor:
+    """Return `masked_mean` of each of K rows, (K,)."""
+    if valid_M is None:
+        return x_KM.flatten(1).mean(1)
+    return torch.where(valid_M, x_KM, 0.0).flatten(1).sum(1) / valid_M.sum().clamp(min=1)
+
 
 HEAD_OPTIONS = ("normalize_observation", "squash", "log_std", "state_dependent_std")
 NETWORK_OPTIONS = ("hidden", "activation", "shared", "core", "encoder", "scale_images", *HEAD_OPTIONS)
@@ -41,7 +129,45 @@ def check_enough(agent: object, advantage: Tensor) -> None:
         )
 
 
-class OnPolicyAgent(NetworkAgent):
+class RolloutAgent(NetworkAgent):
+    """Base class of agents that learn from full rollouts."""
+
+    rollout_steps: int = option(default=32)
+    normalize_reward: bool = option(default=False)
+
+    def build_rollout(self) -> None:
+        """Build the rollout and the normalizer of its rewards."""
+        self.rollout = Rollout(self.rollout_steps)
+        self.reward_normalizer = RewardNormalizer(self.gamma) if self.normalize_reward else None
+
+    @staticmethod
+    def default_optimizer(parameters: Iterable[Any]) -> Any:
+        """Return Adam with epsilon 1e-5, the usual value for policy-gradient methods (Huang et al. 2022)."""
+        return Adam(parameters, eps=1e-5)
+
+    def observe_reset(self, observation: Tree, mask: Tensor) -> None:
+        """End the episodes of the environments in `mask` (N,), which were reset outside a step."""
+        if self.reward_normalizer is not None and not len(self.rollout):
+            self.reward_normalizer.observe_reset(mask)
+        self.rollout.observe_reset(mask)
+
+    def optimize_model(self) -> dict[str, Tensor]:
+        """Update with the rollout if it is full, and return metrics."""
+        if not self.rollout.full:
+            return {}
+        self.compare_processes()
+        self.set_learning_rates()
+        metrics = dict(self.update(self.rollout))
+        self.networks.preprocess.update(self.rollout.flat("observation"), self.rollout.flat("valid"))
+        self.rollout.clear()
+        return metrics
+
+    def rewards(self) -> Tensor:
+        """Return the rewards (T, N) of the rollout, normalized if `normalize_reward` is set."""
+        return self.rollout.rewards(self.reward_normalizer, self.gamma)
+
+
+class OnPolicyAgent(RolloutAgent):
     """Base class of on-policy actor-critics. Subclasses implement `update`, which is called with a full rollout.
 
     The methods `rewards()`, `next_values(values)` and `batch(advantages, targets, valid)` convert the rollout to a
@@ -49,7 +175,6 @@ class OnPolicyAgent(NetworkAgent):
     """
 
     learning_rate: float | Schedule = option(default=3e-4)
-    rollout_steps: int = option(default=32)
     value_coefficient: float = option(
         default=0.5, check=not_negative, fixed=True, help="weight of the value loss, which is half the squared error"
     )
@@ -78,7 +203,6 @@ class OnPolicyAgent(NetworkAgent):
     state_dependent_std: bool = option(
         default=False, check=flag, fixed=True, help="make the standard deviation an output of the network"
     )
-    normalize_reward: bool = option(default=False)
 
     reports = (*METRICS, "grad_norm", "explained_variance")
 
@@ -95,27 +219,26 @@ class OnPolicyAgent(NetworkAgent):
             self.reports = (*type(self).reports, "log_std")  # type: ignore[misc]
         self._learner = self.add_learner("networks", self.networks, policy_loss)
         self._graph = find("graph", self.networks.step, self.device) if self.compile else None  # type: ignore[arg-type]
-        self.rollout = Rollout(self.rollout_steps)
-        self.reward_normalizer = RewardNormalizer(self.gamma) if self.normalize_reward else None
+        self.build_rollout()
         self.first_carry: Tensor | None = None  # (N, C) before the first step of the rollout
         self.carry_reset: Tensor | None = None  # (N,) whether the carry was zeroed before the current step
         self._next_carry: Tensor | None = None  # (N, C) after the current step
         self._selected: tuple[Any, Any] = None, None  # action and extras of the current step
 
-    @staticmethod
-    def default_optimizer(parameters: Iterable[Any]) -> Any:
-        """Return Adam with epsilon 1e-5."""
-        return default_optimizer(parameters)
-
     def act(self, observation: Tree, explore: bool | float) -> Tree:
         """Return the mode of the policy, or a sample if `explore` is set; (N, ...)."""
+        x = self._preprocessed(observation)
+        distribution, self.carry = self.networks.policy(x, self.carry)
+        sample = distribution.sample(self.generator) if explore else distribution.mode()
+        return self.networks.policy_head.to_action(distribution, sample)
+
+    def _preprocessed(self, observation: Tree) -> Features:
+        """Return a preprocessed observation. Creates the carry of recurrent networks if there is none."""
         x = self.networks.preprocess(observation)
         if self.networks.carry_size and self.carry is None:
             rows = inputs_of(x).features.shape[0]
             self.carry = torch.zeros(rows, self.networks.carry_size, dtype=torch.float32, device=self.device)
-        distribution, self.carry = self.networks.policy(x, self.carry)
-        sample = distribution.sample(self.generator) if explore else distribution.mode()
-        return self.networks.policy_head.to_action(distribution, sample)
+        return x
 
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tree]]:
         """Sample an action. Returns it with `value`, `log_prob` and, if it differs from the action, `sample`."""
@@ -129,11 +252,10 @@ class OnPolicyAgent(NetworkAgent):
 
     def _evaluate(self, observation: Tree) -> tuple[Distribution, Tensor]:
         """Return the distribution and the values. The carry advances in `record_observation`."""
-        x = self.networks.preprocess(observation)
-        if self.networks.carry_size and self.carry is None:
-            rows = inputs_of(x).features.shape[0]
-            self.carry = torch.zeros(rows, self.networks.carry_size, dtype=torch.float32, device=self.device)
-            self.carry_reset = torch.ones(rows, dtype=torch.bool, device=self.device)
+        begins = self.carry is None
+        x = self._preprocessed(observation)
+        if begins and self.carry is not None:
+            self.carry_reset = torch.ones(len(self.carry), dtype=torch.bool, device=self.device)
         distribution, value_N, self._next_carry = (self._graph or self.networks.step)(x, self.carry)
         return distribution, value_N
 
@@ -180,30 +302,14 @@ class OnPolicyAgent(NetworkAgent):
 
     def _reset_carry(self, mask_N: Tensor, carry_NC: Tensor) -> None:
         """Set the carry, zeroed in the environments of the mask."""
-        self.carry, self.carry_reset = carry_NC.masked_fill(mask_N.unsqueeze(1), 0.0), mask_N
+        self.carry = carry_NC.masked_fill(mask_N.unsqueeze(1), 0.0)
+        self.carry_reset = mask_N
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
         """End the episodes and zero the carry of the environments in `mask` (N,), which were reset outside a step."""
-        if self.reward_normalizer is not None and not len(self.rollout):
-            self.reward_normalizer.observe_reset(mask)
-        self.rollout.observe_reset(mask)
+        super().observe_reset(observation, mask)
         if self.carry is not None and self.carry_reset is not None:
             self._reset_carry(mask | self.carry_reset, self.carry)
-
-    def optimize_model(self) -> dict[str, Tensor]:
-        """Update with the rollout if it is full, and return metrics."""
-        if not self.rollout.full:
-            return {}
-        self.compare_processes()
-        self.set_learning_rates()
-        metrics = dict(self.update(self.rollout))
-        self.networks.preprocess.update(self.rollout.flat("observation"), self.rollout.flat("valid"))
-        self.rollout.clear()
-        return metrics
-
-    def rewards(self) -> Tensor:
-        """Return the rewards (T, N) of the rollout, normalized if `normalize_reward` is set."""
-        return self.rollout.rewards(self.reward_normalizer, self.gamma)
 
     def next_values(self, value_TN: Tensor) -> Tensor:
         """Return the values (T, N) of the true next observations, given the values of the observations."""
@@ -239,7 +345,8 @@ class OnPolicyAgent(NetworkAgent):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned. Raises ValueError if the options of the agent differ."""
         super().load_state_dict(state)
-        self._selected, self._next_carry = (None, None), None
+        self._selected = (None, None)
+        self._next_carry = None
 
 
 def _extras(distribution: Distribution, value_N: Tensor, sample: Tree, action: Tree) -> dict[str, Tree]:

@@ -46,15 +46,15 @@ class Adam:
     def step(self) -> None:
         """Update every parameter that has a gradient."""
         group = self.param_groups[0]
-        kept = self._parameters, self._means, self._squares, self._steps
+        columns = self._parameters, self._means, self._squares, self._steps
         gradients = [laid_out_as(p, p.grad) for p in self._parameters if p.grad is not None]
         if not gradients:
             return
         if len(gradients) == len(self._parameters):
-            parameters, means, squares, steps = kept
+            parameters, means, squares, steps = columns
             self._count += 1.0
         else:
-            rows = [row for row in zip(*kept, strict=True) if row[0].grad is not None]
+            rows = [row for row in zip(*columns, strict=True) if row[0].grad is not None]
             parameters, means, squares, steps = (list(column) for column in zip(*rows, strict=True))
             torch._foreach_add_(steps, 1.0)
         torch._fused_adam_(
@@ -85,16 +85,16 @@ class Adam:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned. Raises ValueError if the number or shapes of parameters differ."""
-        for name, mine in (("means", self._means), ("squares", self._squares), ("steps", self._steps)):
-            theirs = state[name]
-            if len(theirs) != len(mine):
-                raise ValueError(f"the optimizer state has {len(theirs)} {name}, this optimizer has {len(mine)}")
-            for index, (mine_i, theirs_i) in enumerate(zip(mine, theirs, strict=True)):
-                if mine_i.shape != theirs_i.shape:
-                    there, here = tuple(theirs_i.shape), tuple(mine_i.shape)
+        for name, own in (("means", self._means), ("squares", self._squares), ("steps", self._steps)):
+            saved = state[name]
+            if len(saved) != len(own):
+                raise ValueError(f"the optimizer state has {len(saved)} {name}, this optimizer has {len(own)}")
+            for index, (own_i, saved_i) in enumerate(zip(own, saved, strict=True)):
+                if own_i.shape != saved_i.shape:
+                    there, here = tuple(saved_i.shape), tuple(own_i.shape)
                     raise ValueError(f"{name}.{index} of the optimizer: shape {there} in the state, {here} here")
-            for mine_i, theirs_i in zip(mine, theirs, strict=True):
-                mine_i.copy_(theirs_i)
+            for own_i, saved_i in zip(own, saved, strict=True):
+                own_i.copy_(saved_i)
 
 
 def laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
@@ -118,27 +118,18 @@ class Optimizer(Protocol):
 
     def step(self) -> Any:
         """Update the parameters with their gradients."""
-        ...
 
     def zero_grad(self) -> Any:
         """Clear the gradients."""
-        ...
 
     def state_dict(self) -> Any:
         """Return the state of the optimizer."""
-        ...
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Load a state that `state_dict` returned."""
-        ...
 
 
 OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
-
-
-def default_optimizer(parameters: Iterable[Tensor]) -> Optimizer:
-    """Return Adam with epsilon 1e-5, the usual value for policy-gradient methods (Huang et al. 2022)."""
-    return Adam(parameters, eps=1e-5)
 
 
 def apply_gradients(
@@ -200,17 +191,17 @@ def check_learning_rate(optimizer: Optimizer, option: str, rates: Mapping[str, S
 
     The default learning rate of the optimizer class is accepted, and so are rates within the bounds of `rates`.
     """
-    known = inspect.signature(type(optimizer)).parameters.get("lr")
-    if known is None:
+    declared = inspect.signature(type(optimizer)).parameters.get("lr")
+    if declared is None:
         return
     ranges = [schedule.bounds for schedule in rates.values()]
-    for given in (group["lr"] for group in optimizer.param_groups if "lr" in group):
-        if given != known.default and not any(low * (1 - 1e-6) <= given <= high * (1 + 1e-6) for low, high in ranges):
+    for rate in (group["lr"] for group in optimizer.param_groups if "lr" in group):
+        if rate != declared.default and not any(low * (1 - 1e-6) <= rate <= high * (1 + 1e-6) for low, high in ranges):
             low, high = rates[option].bounds
             instead = f"{option}={low:g}" if low == high else f"the schedule {option}"
             raise ValueError(
-                f"optimizer: {instead} would replace its learning rate of {given:g} at every update: "
-                f"give {option}={given:g}"
+                f"optimizer: {instead} would replace its learning rate of {rate:g} at every update: "
+                f"give {option}={rate:g}"
             )
 
 
@@ -256,16 +247,16 @@ class FiniteUpdate:
 
     def _search(self, losses: Mapping[str, Tensor], norm: Tensor) -> None:
         """Raise NonFiniteError if a value is not finite. Their sum can overflow although all values are finite."""
-        found = [f"{name} is {float(loss)}" for name, loss in losses.items() if not math.isfinite(float(loss))]
-        found += [f"the gradient norm is {float(norm)}"] if not math.isfinite(float(norm)) else []
+        problems = [f"{name} is {float(loss)}" for name, loss in losses.items() if not math.isfinite(float(loss))]
+        problems += [f"the gradient norm is {float(norm)}"] if not math.isfinite(float(norm)) else []
         named = self._networks.named_parameters()
         wrong = (name for name, p in named if p.grad is not None and not bool(torch.isfinite(p.grad).all()))
         first = next(wrong, None)
-        found += [f"the first non-finite gradient is the gradient of {first}"] if first is not None else []
-        if not found:
+        problems += [f"the first non-finite gradient is the gradient of {first}"] if first is not None else []
+        if not problems:
             return
         kind = type(self._networks).__name__
-        raise NonFiniteError(f"{', '.join(found)}: this update of {kind} was not applied. {HINT}")
+        raise NonFiniteError(f"{', '.join(problems)}: this update of {kind} was not applied. {HINT}")
 
     def read(self) -> None:
         """Raise NonFiniteError if the flag was set since the last call. Waits for the device."""

@@ -155,7 +155,6 @@ SHARED = {
     ),
     "initial_temperature": _shared("initial alpha if it is learned", above_zero, fixed=True),
     "layer_norm": _shared("apply layer normalization before each activation", flag, fixed=True),
-    "max_weight": _shared("largest weight of an action in the actor loss", above_zero, fixed=True),
     "minibatches": _shared("minibatches per pass, one update each", at_least_one),
     "network": _shared(
         "factory (observation_space, action_space, generator) of a custom Q-network; forward(observation) returns "
@@ -183,19 +182,19 @@ def checked(agent: object, field: attrs.Attribute[Any], value: Any) -> Any:
 
     Raises ValueError or TypeError with the class, the option, the given value and what to do.
     """
-    check, kind, kept, given = field.metadata["check"], str(field.type), value, value
-    if value is None and "None" in kind:
+    check: Check | None = field.metadata["check"]
+    rejected = value
+    if value is None and "None" in str(field.type):
         return None
     try:
-        if "Schedule" in kind:
-            kept = as_schedule(value)  # type: ignore[arg-type]
-            for given in kept.bounds if check else ():  # in errors: a recipe may have made the schedule
-                check(given)  # type: ignore[misc]
-        elif check:
-            kept = check(value)
-        return kept
+        if "Schedule" not in str(field.type):
+            return value if check is None else check(value)
+        schedule = as_schedule(value)
+        for rejected in schedule.bounds if check else ():  # in errors: a recipe may have made the schedule
+            check(rejected)  # type: ignore[misc]
+        return schedule
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{type(agent).__name__}({field.name}={given!r}): {error}") from None
+        raise type(error)(f"{type(agent).__name__}({field.name}={rejected!r}): {error}") from None
 
 
 def declared(cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
@@ -203,16 +202,16 @@ def declared(cls: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attrib
 
     attrs calls this with all annotated names of the class body. Names without `option(...)` stay ordinary attributes.
     """
-    kept = [
+    options = [
         field for field in fields if "help" in field.metadata or field.name in ("observation_space", "action_space")
     ]
-    return [_with_check(cls, field) if "help" in field.metadata else field for field in kept]
+    return [_with_check(cls, field) if "help" in field.metadata else field for field in options]
 
 
 def _with_check(cls: type, field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
     if field.metadata["help"] is None:
         bases = (options_of(base).get(field.name) for base in cls.__mro__[1:] if attrs.has(base))
-        inherited = next((found for found in bases if found is not None), None)
+        inherited = next((option for option in bases if option is not None), None)
         if inherited is not None:
             field = field.evolve(metadata=inherited.metadata, type=inherited.type)
         elif field.name in SHARED:
@@ -251,10 +250,10 @@ def options_of(cls: type) -> dict[str, attrs.Attribute[Any]]:
     return {field.name: field for field in attrs.fields(cls) if "help" in field.metadata}
 
 
-def refuse_unknown(cls: type, given: Iterable[str]) -> None:
+def refuse_unknown(cls: type, names: Iterable[str]) -> None:
     """Raise TypeError for unknown options. The message translates option names of other libraries."""
-    known = options_of(cls).keys()
-    errors.refuse_unknown(cls.__name__, {*given} - {*known, "env", "action_space"}, known)
+    option_names = options_of(cls).keys()
+    errors.refuse_unknown(cls.__name__, {*names} - {*option_names, "env", "action_space"}, option_names)
 
 
 def as_json(value: Any) -> Any:
@@ -264,9 +263,9 @@ def as_json(value: Any) -> Any:
     if isinstance(config := getattr(value, "config", None), dict | float | int):
         return config
     if isinstance(value, functools.partial):
-        given = {"arguments": as_json(value.args)} if value.args else {}
-        given |= {name: as_json(part) for name, part in value.keywords.items()}
-        return {"function": as_json(value.func), **given}
+        arguments = {"arguments": as_json(value.args)} if value.args else {}
+        arguments |= {name: as_json(part) for name, part in value.keywords.items()}
+        return {"function": as_json(value.func), **arguments}
     if isinstance(value, numbers.Real) and not isinstance(value, bool | int | float):
         return int(value) if isinstance(value, numbers.Integral) else float(value)
     if isinstance(value, tuple | list):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rein.agents.base.exploration import random_choices
+from rein.agents.base.action_noise import random_choices
+from rein.agents.base.agent_state import PER_ENVIRONMENT, load_state, save_state
 from rein.agents.base.options import options_of
-from rein.agents.base.state import PER_ENVIRONMENT, load_state, save_state
 from rein.errors import explain
 from rein.networks.normalizers import RewardNormalizer
 from rein.ops.random import generator, own_state, restore_own
@@ -40,11 +40,13 @@ class AgentPolicy:
     ) -> None:
         """Create a policy. `explore` is passed to `agent.act`."""
         self.device = agent.device if device is None else checked_device(device)
-        self.observation_space, self.action_space = agent.observation_space, agent.action_space
+        self.observation_space = agent.observation_space
+        self.action_space = agent.action_space
         self._agent = self._source = agent
         if self.device != agent.device:
             self._agent = _builder(agent, self.device)()
-        self._explore, self._epsilon = explore, epsilon
+        self._explore = explore
+        self._epsilon = epsilon
         self._version = -1  # number of updates of the copied parameters
         greedy = not explore and epsilon is None
         self._generator = None if greedy else generator(agent._root_seed, "policy", device=self.device)
@@ -61,7 +63,8 @@ class AgentPolicy:
         saved = agent.generator, agent.carry
         rows = len(next(leaf for _, leaf in leaves(observation)))
         carry = self.carry if self.carry is not None and len(self.carry) == rows else None
-        agent.generator, agent.carry = self._generator or agent.generator, carry
+        agent.generator = self._generator or agent.generator
+        agent.carry = carry
         try:
             action, _ = agent._sampled(agent.act(observation, self._explore), self._explore)
             return action if self._epsilon is None else self._mixed(action, observation, self._epsilon), {}
@@ -84,7 +87,8 @@ class AgentPolicy:
         agent, source = self._agent, self._source
         if agent is not source and source.updates != self._version:
             load_parameters(agent, parameters_of(source))
-            agent.env_steps, agent.updates = source.env_steps, source.updates
+            agent.env_steps = source.env_steps
+            agent.updates = source.updates
             self._version = source.updates
         return agent
 
@@ -112,13 +116,14 @@ class AgentPolicy:
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of the parameters and counters of the agent on the CPU. `load_snapshot` loads it."""
         source = self._source
-        found = map_tree(lambda x: x.detach().to("cpu", copy=True), parameters_of(source))
-        return {"parameters": found, "env_steps": source.env_steps, "updates": source.updates}
+        parameters = map_tree(lambda x: x.detach().to("cpu", copy=True), parameters_of(source))
+        return {"parameters": parameters, "env_steps": source.env_steps, "updates": source.updates}
 
     def load_snapshot(self, snapshot: Mapping[str, Any]) -> None:
         """Act with the parameters and counters of a `snapshot` of the same policy."""
         load_parameters(self._agent, snapshot["parameters"])
-        self._agent.env_steps, self._agent.updates = snapshot["env_steps"], snapshot["updates"]
+        self._agent.env_steps = snapshot["env_steps"]
+        self._agent.updates = snapshot["updates"]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the generator and the carry. Networks are part of the agent's state."""
@@ -156,25 +161,25 @@ def snapshot(agent: Any, shared: Iterable[Any] = ()) -> Any:
 
 def parameters_of(agent: Agent) -> dict[str, list[Tensor]]:
     """Return the parameters and buffers of each module of an agent, and its other tensors for acting, by attribute."""
-    found = {}
+    tensors = {}
     for name, value in vars(agent).items():
         if name.startswith("_"):
             continue
         if isinstance(value, nn.Module):
-            found[name] = [tensor.data for tensor in (*value.parameters(), *value.buffers())]
+            tensors[name] = [tensor.data for tensor in (*value.parameters(), *value.buffers())]
         elif isinstance(value, Tensor) and name not in PER_ENVIRONMENT:
-            found[name] = [value]
-    return found
+            tensors[name] = [value]
+    return tensors
 
 
 def load_parameters(agent: Agent, parameters: Mapping[str, list[Tensor]]) -> None:
     """Copy the result of `parameters_of`, for an agent with the same options, into this agent."""
-    mine = parameters_of(agent)
+    own = parameters_of(agent)
     for name, tensors in parameters.items():
-        if name not in mine:  # a tensor that the agent created later
+        if name not in own:  # a tensor that the agent created later
             vars(agent)[name] = tensors[0].to(agent.device, copy=True)
             continue
-        for copied, current in zip(mine[name], tensors, strict=True):
+        for copied, current in zip(own[name], tensors, strict=True):
             copied.copy_(current)
 
 
@@ -184,16 +189,21 @@ def copy_learned(source: Agent, target: Agent) -> None:
 
     The target keeps its counts, its random streams, and all data of its own environments.
     """
-    given, kept = parameters_of(source), parameters_of(target)
-    shapes = [{name: [x.shape for x in tensors] for name, tensors in each.items()} for each in (given, kept)]
+    source_parameters, target_parameters = parameters_of(source), parameters_of(target)
+    shapes = [
+        {name: [x.shape for x in tensors] for name, tensors in each.items()}
+        for each in (source_parameters, target_parameters)
+    ]
     if shapes[0] != shapes[1]:
         raise ValueError("the networks of the two agents have different shapes, so one cannot be copied to the other")
-    load_parameters(target, given)
-    mine, theirs = vars(target), vars(source)
+    load_parameters(target, source_parameters)
+    target_attributes, source_attributes = vars(target), vars(source)
     pairs: list[tuple[Any, Any]] = [(target.learners[name], learner) for name, learner in source.learners.items()]
-    pairs += [(mine[name], value) for name, value in theirs.items() if hasattr(value, "param_groups")]
+    pairs += [
+        (target_attributes[name], value) for name, value in source_attributes.items() if hasattr(value, "param_groups")
+    ]
     for copied, current in pairs:
         load_state(copied, save_state(current), torch.device(target.device))  # copies the tensors
-    if isinstance(normalizer := theirs.get("reward_normalizer"), RewardNormalizer):
-        running = mine["reward_normalizer"].state_dict()["running_return"]
-        mine["reward_normalizer"].load_state_dict({**normalizer.state_dict(), "running_return": running})
+    if isinstance(normalizer := source_attributes.get("reward_normalizer"), RewardNormalizer):
+        running = target_attributes["reward_normalizer"].state_dict()["running_return"]
+        target_attributes["reward_normalizer"].load_state_dict({**normalizer.state_dict(), "running_return": running})

@@ -14,11 +14,11 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.accelerators import find
+from rein.agents.base.action_noise import Plateau, random_action
 from rein.agents.base.agent import cast_action
-from rein.agents.base.exploration import Plateau, random_action
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.options import above_zero, at_least_one, in_unit_interval, not_below_zero, one_of, option
-from rein.networks.heads import check_bounded, count_actions
+from rein.networks.heads import count_actions
 from rein.ops.values import polyak_
 from rein.replay.replay import Replay
 from rein.schedules import Schedule
@@ -230,19 +230,10 @@ class DiscreteActions:
         """The smallest action."""
         return int(self.action_space.start)
 
-    def action_index(self, action_B: Tensor) -> Tensor:
+    def network_action(self, action_B: Tensor) -> Tensor:
         """Return recorded actions of any dtype as indices (B,) int64."""
         index_B = action_B.long()
         return index_B - self.first_action if self.first_action else index_B
-
-
-class ContinuousActions:
-    """Mixin of agents whose actions are a Box with finite bounds."""
-
-    @classmethod
-    def check_spaces(cls, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
-        """Raise ValueError unless the action space is a Box of floating-point numbers with finite bounds."""
-        check_bounded(action_space)
 
 
 class EpisodeReturns:

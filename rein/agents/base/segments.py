@@ -104,8 +104,12 @@ class SegmentSampler:
         lambda_: float,
     ) -> None:
         """Create a sampler. `batch` has rows (T * N, ...), or sequences (T, N, ...) for recurrent networks."""
-        self._segments, self._networks, self._batch, self._trace = segments, networks, batch, trace
-        self._gamma, self._lambda = gamma, lambda_
+        self._segments = segments
+        self._networks = networks
+        self._batch = batch
+        self._trace = trace
+        self._gamma = gamma
+        self._lambda = lambda_
         self.advantage_TN = batch.advantage.reshape(trace.reward.shape).clone()
         self.target_TN = batch.target.reshape(trace.reward.shape).clone()
 
@@ -149,15 +153,15 @@ class SegmentSampler:
         trace = Trace(*(None if column is None else column[:, index_S] for column in self._trace))  # type: ignore[arg-type]  # columns in order
         distribution, value = self._networks.look(drawn.features, drawn.carry, drawn.reset)
         log_ratio_TS = (distribution.log_prob(drawn.sample) - drawn.log_prob).view_as(trace.reward)
-        found = self._corrected(trace, log_ratio_TS.clamp(-_LOG_RATIO, _LOG_RATIO), value.view_as(trace.reward))
-        self.advantage_TN[:, index_S], self.target_TN[:, index_S] = found.advantage, found.target
+        corrected = self._corrected(trace, log_ratio_TS.clamp(-_LOG_RATIO, _LOG_RATIO), value.view_as(trace.reward))
+        self.advantage_TN[:, index_S], self.target_TN[:, index_S] = corrected.advantage, corrected.target
 
     def _corrected(self, trace: Trace, log_ratio_TS: Tensor, value_TS: Tensor) -> VTrace:
         cut_TS = trace.truncated.clone()
         cut_TS[-1] = True
         next_value_TS = torch.where(cut_TS, trace.next_value, value_TS.roll(-1, 0))
         rho_clip, c_clip = self._segments.rho_clip, self._segments.c_clip
-        found = vtrace(
+        corrected = vtrace(
             log_ratio_TS,
             trace.reward,
             trace.terminated,
@@ -170,10 +174,12 @@ class SegmentSampler:
             rho_clip=rho_clip,
             c_clip=c_clip,
         )
-        advantage_TS = found.advantage / log_ratio_TS.exp().clamp(max=rho_clip)  # the surrogate contains this factor
+        advantage_TS = corrected.advantage / log_ratio_TS.exp().clamp(
+            max=rho_clip
+        )  # the surrogate contains this factor
         if trace.valid is not None:
             advantage_TS = torch.where(trace.valid, advantage_TS, 0.0)
-        return VTrace(found.target, advantage_TS)
+        return VTrace(corrected.target, advantage_TS)
 
 
 def priorities(advantage_TN: Tensor, alpha: float) -> Tensor:

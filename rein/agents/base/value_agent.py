@@ -12,14 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.exploration import Amount, as_amount
+from rein.agents.base.action_noise import Amount, as_amount
+from rein.agents.base.learner import Loss
 from rein.agents.base.options import at_least_one, option
 from rein.agents.base.policies import AgentPolicy
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
+from rein.networks.q_networks import Network, OnlineAndTarget
 from rein.ops.exploration import boltzmann, epsilon_greedy
 from rein.ops.values import mask_values
 from rein.replay.frames import FrameReplay, PrioritizedFrameReplay
-from rein.replay.replay import Sample
 from rein.schedules import Schedule, linear
 from rein.spaces import mask_of
 from rein.types import Tree
@@ -40,13 +41,6 @@ def _within(value: Any, high: float, remedy: str) -> Amount:
     if not 0.0 <= amount.bounds[0] <= amount.bounds[1] <= high:
         raise ValueError(remedy)
     return amount
-
-
-EPSILON: dict[str, Any] = {
-    "check": probability,
-    "fixed": True,
-    "help": "probability of a random action; a number, a schedule or a Plateau",
-}
 
 
 class EpsilonGreedy(DiscreteActions, abc.ABC):
@@ -79,25 +73,68 @@ class EpsilonGreedy(DiscreteActions, abc.ABC):
         """Return exploring action indices (N,) within the mask."""
 
 
-class ValueAgent(EpsilonGreedy, ReplayAgent):
+class TargetNetworkAgent(EpsilonGreedy, ReplayAgent):
     """Base class of agents with a Q-network `self.networks.online` and a target network `self.networks.target`.
 
-    Subclasses create both, with a learner, in `build_networks`, and implement `batch`.
+    Subclasses create both with `online_and_target` in `build_networks`, and implement `act` and `batch`.
     """
 
     learning_rate: float | Schedule = option(default=1e-3)
+    max_grad_norm: float | None = option(default=10.0)
+    epsilon: float | Amount = option(
+        default=linear(1.0, 0.05, env_steps=10_000),
+        check=probability,
+        fixed=True,
+        help="probability of a random action; a number, a schedule or a Plateau",
+    )
+    double: bool = option(default=True)
+    huber: float | None = option(default=1.0)
+
+    reports = ("value_loss", "action_value", "grad_norm", "epsilon")
+    _exploration_metric = "epsilon"
+
+    def build(self, generator: torch.Generator) -> None:
+        """Build the replay, the networks and their learner."""
+        self.exploration = getattr(self, self._exploration_metric)
+        super().build(generator)
+
+    def online_and_target(self, network: Network, learner: str, loss: Loss) -> OnlineAndTarget[Network]:
+        """Return the Q-network and a target network that follows it. Adds the learner."""
+        networks = OnlineAndTarget(network)
+        self.add_learner(learner, networks.online, loss)
+        self.follow(networks.target, networks.online)
+        return networks
+
+    def explore_by(self, value_NA: Tensor, mask_NA: Tensor | None) -> Tensor:
+        """Return epsilon-greedy action indices (N,)."""
+        return epsilon_greedy(value_NA, self.exploration(**self.counts), self.generator, mask_NA)
+
+    @abc.abstractmethod
+    def batch(self, sample: Any, weight_B: Tensor | None = None) -> Any:
+        """Return a batch with targets and importance weights for a sample of the replay."""
+
+    def update_from(self, sample: Any, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
+        """Update the Q-network with a batch."""
+        (learner,) = self.learners.values()
+        metrics = learner.step(self.batch(sample, weight_B), self.huber, report=report)
+        error_B = metrics.pop("td_error")
+        if report:
+            amount = self.exploration(**self.counts)
+            metrics[self._exploration_metric] = torch.as_tensor(amount, dtype=torch.float32, device=self.device)
+        return metrics, error_B
+
+
+class ValueAgent(TargetNetworkAgent):
+    """Base class of agents that learn a Q-network from single transitions. Adds softmax exploration, frame stacks."""
+
     batch_size: int = option(default=128)
     hidden: Sequence[int] = option(default=(128, 128))
-    max_grad_norm: float | None = option(default=10.0)
-    epsilon: float | Amount = option(default=linear(1.0, 0.05, env_steps=10_000), **EPSILON)
     temperature: float | Amount | None = option(
         default=None,
         check=softmax_temperature,
         fixed=True,
         help="sample actions from softmax(values / temperature) instead of epsilon-greedily",
     )
-    double: bool = option(default=True)
-    huber: float | None = option(default=1.0)
     frame_stack: int | None = option(
         default=None,
         check=at_least_one,
@@ -105,13 +142,11 @@ class ValueAgent(EpsilonGreedy, ReplayAgent):
         help="number of frames stacked in the first or last axis of observations; stores each frame only once",
     )
 
-    reports = ("value_loss", "action_value", "grad_norm", "epsilon")
-
     def build(self, generator: torch.Generator) -> None:
         """Build the replay, the networks and their learner."""
         if self.temperature is not None:
+            self._exploration_metric = "temperature"
             self.reports = tuple("temperature" if name == "epsilon" else name for name in self.reports)  # type: ignore[misc]
-        self.exploration = self.epsilon if self.temperature is None else self.temperature
         super().build(generator)
 
     def build_replay(self) -> Any:
@@ -131,19 +166,6 @@ class ValueAgent(EpsilonGreedy, ReplayAgent):
 
     def explore_by(self, value_NA: Tensor, mask_NA: Tensor | None) -> Tensor:
         """Return epsilon-greedy or softmax action indices (N,)."""
-        amount = self.exploration(**self.counts)
-        return (epsilon_greedy if self.temperature is None else boltzmann)(value_NA, amount, self.generator, mask_NA)
-
-    @abc.abstractmethod
-    def batch(self, sample: Sample, weight_B: Tensor | None = None) -> Any:
-        """Return a batch with targets and importance weights for a sample of the replay."""
-
-    def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """Update the Q-network with a batch."""
-        (learner,) = self.learners.values()
-        metrics = learner.step(self.batch(sample, weight_B), self.huber, report=report)
-        error_B = metrics.pop("td_error")
-        if report:
-            name = "epsilon" if self.temperature is None else "temperature"
-            metrics[name] = torch.as_tensor(self.exploration(**self.counts), dtype=torch.float32, device=self.device)
-        return metrics, error_B
+        if self.temperature is None:
+            return super().explore_by(value_NA, mask_NA)
+        return boltzmann(value_NA, self.exploration(**self.counts), self.generator, mask_NA)

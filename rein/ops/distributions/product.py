@@ -28,11 +28,11 @@ class Product(NamedTuple):
     @property
     def log_std(self) -> Tensor | None:
         """Log standard deviations of all Gaussian factors, `(..., A)`; None without one."""
-        found = [factor.log_std for factor in self.factors.values() if getattr(factor, "log_std", None) is not None]
-        if not found:
+        log_stds = [factor.log_std for factor in self.factors.values() if getattr(factor, "log_std", None) is not None]
+        if not log_stds:
             return None
-        rows = torch.broadcast_shapes(*(each.shape[:-1] for each in found))
-        return torch.cat([each.expand(*rows, each.shape[-1]) for each in found], -1)
+        rows = torch.broadcast_shapes(*(each.shape[:-1] for each in log_stds))
+        return torch.cat([each.expand(*rows, each.shape[-1]) for each in log_stds], -1)
 
     def noise(self, generator: torch.Generator) -> dict[str, Tree]:
         """Draw the random numbers of all factors, in their order."""

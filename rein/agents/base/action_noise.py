@@ -67,7 +67,10 @@ class Plateau:
             "threshold": threshold,
         }
         self.bounds = (low, high)
-        self._up, self._down, self._window, self._threshold = up, down, window, threshold
+        self._up = up
+        self._down = down
+        self._window = window
+        self._threshold = threshold
         self._value = start
         self._return_W = torch.zeros(0, dtype=torch.float64, device="cpu")  # oldest first
 

@@ -38,11 +38,11 @@ def public_state(owner: object, skip: Collection[str]) -> dict[str, Any]:
     Submodules of other attributes are left out, and objects that two attributes share are returned once. Raises
     TypeError for an attribute that cannot be saved.
     """
-    found = {name: value for name, value in vars(owner).items() if not name.startswith("_") and name not in skip}
-    inner = {id(m) for value in found.values() if isinstance(value, nn.Module) for m in [*value.modules()][1:]}
+    public = {name: value for name, value in vars(owner).items() if not name.startswith("_") and name not in skip}
+    inner = {id(m) for value in public.values() if isinstance(value, nn.Module) for m in [*value.modules()][1:]}
     seen: set[int] = set()
-    kept = {}
-    for name, value in found.items():
+    saved = {}
+    for name, value in public.items():
         shared = isinstance(value, torch.Generator) or has_state(value)
         if shared and (id(value) in inner or id(value) in seen):
             continue
@@ -50,8 +50,8 @@ def public_state(owner: object, skip: Collection[str]) -> dict[str, Any]:
         if callable(value) and not has_state(value):
             continue
         _check(f"{type(owner).__name__}.{name}", value)
-        kept[name] = value
-    return kept
+        saved[name] = value
+    return saved
 
 
 def _check(path: str, value: Any) -> None:
@@ -96,9 +96,9 @@ def check_state(path: str, value: Any, state: Any) -> None:
         there, here = ("set" if x is not None else "None" for x in (state, value))
         raise ValueError(f"{path} is {there} in the state, but {here} here{same}")
     if isinstance(value, nn.Module):
-        mine = {name: tuple(x.shape) for name, x in value.state_dict().items()}
-        given = {name: tuple(x.shape) for name, x in state.items()}
-        if differ := sorted(name for name in {*mine, *given} if mine.get(name) != given.get(name)):
+        shapes = {name: tuple(x.shape) for name, x in value.state_dict().items()}
+        saved_shapes = {name: tuple(x.shape) for name, x in state.items()}
+        if differ := sorted(name for name in {*shapes, *saved_shapes} if shapes.get(name) != saved_shapes.get(name)):
             raise ValueError(f"{path}: shapes in the state differ: {', '.join(differ)}{same}")
     elif isinstance(value, Tensor) and isinstance(state, Tensor) and value.shape != state.shape:
         raise ValueError(f"{path} has shape {tuple(state.shape)} in the state, but {tuple(value.shape)} here{same}")
