@@ -25,7 +25,7 @@ from rein.ops.trees import to_device
 from rein.protocols import AgentProtocol, Environment, Policy, Replayable, missing_names
 from rein.spaces import children, visible_space
 from rein.spaces.masks import check_masks
-from rein.types import TimeStep
+from rein.types import TimeStep, Tree
 
 _DTYPES = (torch.float64, torch.int64, torch.bool)
 SUCCESS = ("is_success", "success")  # entries of infos that report success, in order of preference
@@ -251,17 +251,29 @@ def play_round(
     Steps of an environment after the end of its episode are not counted. `episode_seeds` are the seeds of all
     `episodes`. `check` is called before each action, and may raise an error that ends the round.
     """
-    device, num_envs = environment.device, environment.num_envs
-    policy_device = getattr(policy, "device", device)
-    index_N = torch.arange(done, done + num_envs, device=device)
-    counted_N = index_N < episodes  # False for surplus episodes of the last round
+    index_N = torch.arange(done, done + environment.num_envs, device=environment.device)
     if episode_seeds is None:
         observation = environment.reset()
     else:
         observation = environment.reset_to(episode_seeds[index_N % episodes])
-    space = environment.single_observation_space
-    check_range(observation, space)
+    check_range(observation, environment.single_observation_space)
     policy.reset()
+    played = _play(policy, environment, observation, index_N < episodes, max_episode_steps, recorder, check)
+    return Evaluation(*(column[: episodes - done] for column in played))
+
+
+def _play(
+    policy: Policy,
+    environment: Any,
+    observation: Tree,
+    counted_N: Tensor,
+    max_episode_steps: int | None,
+    recorder: Recorder | None,
+    check: Callable[[], None] | None,
+) -> Evaluation:
+    """Play from the first observation (N, *O). `counted_N` is False for surplus episodes of the last round."""
+    device, num_envs = environment.device, environment.num_envs
+    policy_device, space = getattr(policy, "device", device), environment.single_observation_space
     return_N = torch.zeros(num_envs, dtype=torch.float64, device=device)
     length_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
     terminated_N = torch.zeros(num_envs, dtype=torch.bool, device=device)
@@ -306,8 +318,7 @@ def play_round(
     if recorder is not None:
         recorder.end(observation)
     _check_returns(return_N, seed_N, counted_N)
-    columns = return_N, length_N, terminated_N, truncated_N, seed_N, success_N
-    return Evaluation(*(column[: episodes - done] for column in columns))
+    return Evaluation(return_N, length_N, terminated_N, truncated_N, seed_N, success_N)
 
 
 def _success_of(time_step: TimeStep, unknown_N: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from torch import Tensor
 from rein.envs.cartpole import CartPole
 from rein.episodes import evaluate as play
 from rein.handlers.checkpoint import checkpoint
-from rein.handlers.early_stop import early_stop
 from rein.handlers.evaluate_every import evaluate_every
+from rein.handlers.monitor import early_stop
 from rein.handlers.solved import solved
 from rein.loop import Loop
 from rein.loop.state import State
