@@ -224,7 +224,8 @@ class _Evaluator:
         options["check"] = functools.partial(self.work.check, state)
         if seeds is not None:
             options["episode_seeds"] = torch.tensor(seeds, dtype=torch.int64, device=self.environment.device)
-        parts = [part for part in (self.policy, self.environment, self.recorder) if not missing_names(part, Stateful)]
+        everything: list[Any] = [self.policy, self.environment, self.recorder]
+        parts = [part for part in everything if not missing_names(part, Stateful)]
         columns = state.memory.pop(f"{self.name}/rounds", None)  # {} if the first round was interrupted
         rounds = [to_device(Evaluation(**columns), self.environment.device)] if columns else []
         if columns is None:
@@ -252,7 +253,7 @@ class _Evaluator:
 
     def _seeds(self, state: State) -> list[int] | None:
         """Return the seeds of the first evaluation, which are to be repeated, or None before it."""
-        seeds = state.memory.get(f"{self.name}/seeds", ()) if self.same_episodes else ()
+        seeds: list[int] = state.memory.get(f"{self.name}/seeds", []) if self.same_episodes else []
         if len(seeds) == self.episodes:
             return seeds
         if seeds:

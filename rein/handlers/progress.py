@@ -96,7 +96,9 @@ class _Display:
     """Decides when to draw, reads the values, and passes them to a bar or to lines."""
 
     def __init__(self, description: str, unit: str | None, total: float | None, file: TextIO | None) -> None:
-        self._description, self._total, self._file = description, total, file
+        self._description = description
+        self._total = total
+        self._file = file
         self._units = UNITS if unit is None else (unit,)
         self._screen: _Lines | None = None
         self._due = math.inf
@@ -248,7 +250,8 @@ class _Lines:
     has_rows = False
 
     def __init__(self, file: TextIO, description: str) -> None:
-        self._file, self._description = file, description
+        self._file = file
+        self._description = description
 
     def begin(self, done: float, text: str) -> None:
         """Write nothing, because nothing has happened yet."""
@@ -336,7 +339,8 @@ class _Bar(_Lines):
         from rich.text import Text
 
         if signalled and not self._signalled:  # draw below the message, and leave the old panel as it is
-            self._signalled, self._live._live_render._shape = True, None
+            self._signalled = True
+            self._live._live_render._shape = None
         if not math.isnan(done):
             self._progress.update(self._task, total=1.0, completed=done)
         self._progress.update(self._task, text=text)

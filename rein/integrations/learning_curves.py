@@ -176,9 +176,8 @@ def _kind(run: Run) -> _Kind | None:
     parts = run.info.get("parts")
     if not isinstance(parts, Mapping):
         return None
-    recipe = parts.get("recipe")
-    config = recipe.get("config") if isinstance(recipe, Mapping) else None
-    if isinstance(config, Mapping) and isinstance(config.get("options"), Mapping):
+    config = _config(parts, "recipe")
+    if isinstance(config.get("options"), Mapping):
         options = dict(config["options"])
         compared = {name: value for name, value in options.items() if name not in _IGNORED}
         return _Kind(str(config.get("name")), compared, True, options.get("seed"))
@@ -272,10 +271,7 @@ def _last(columns: Columns, name: str) -> float:
 def _differing(info: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
     """Return the options in which the learners differ, from the description of a run, which is not trusted."""
     parts = info.get("parts")
-    agent = parts.get("agent") if isinstance(parts, Mapping) else None
-    config = agent.get("config") if isinstance(agent, Mapping) else None
-    if not isinstance(config, Mapping):
-        return {}
+    config = _config(parts if isinstance(parts, Mapping) else {}, "agent")
     lists = {name: value for name, value in config.items() if isinstance(value, list) and len(value) == count}
     return {name: values for name, values in lists.items() if any(value != values[0] for value in values)}
 

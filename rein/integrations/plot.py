@@ -18,20 +18,6 @@ import torch
 from rein.errors import optional_import
 from rein.ops.random import generator
 
-__all__ = [
-    "Band",
-    "Curve",
-    "band",
-    "curve_of",
-    "draw_curves",
-    "draw_field",
-    "draw_paths",
-    "draw_values",
-    "has_screen",
-    "make_figure",
-]
-
-
 # Okabe & Ito 2008: distinguishable with color blindness; line styles distinguish curves in grayscale
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
+import attrs
 import torch
 from torch import Tensor, nn
 
@@ -162,27 +163,26 @@ def train_step(
     return TrainStep(model, _losses(loss), optimizers, precision, accumulate, options, check_finite)
 
 
+@attrs.define(eq=False, slots=False)
 class TrainStep:
     """Step of a supervised loop, see `train_step`. Its state is the loss scale and the accumulated gradients."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        losses: Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]],
-        optimizers: list[Optimizer],
-        precision: Precision,
-        accumulate: int,
-        options: Mapping[str, Any],
-        check_finite: bool,
-    ) -> None:
-        self.optimizers, self.param_groups = optimizers, [group for one in optimizers for group in one.param_groups]
-        self._model, self._losses, self._options, self._accumulate = model, losses, options, accumulate
-        self._device_type = (_device_of(model) or torch.device("cpu")).type
-        self._dtype = _DTYPES[precision]
-        self._scaler = torch.amp.GradScaler(self._device_type) if precision == "float16" else None
-        self._finite = FiniteUpdate(model) if check_finite and options["guard"] is None else None
+    _model: nn.Module
+    _losses: Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]]
+    optimizers: list[Optimizer]
+    _precision: Precision
+    _accumulate: int
+    _options: Mapping[str, Any]  # of `apply_gradients`
+    _check_finite: bool
+
+    def __attrs_post_init__(self) -> None:
+        self.param_groups = [group for one in self.optimizers for group in one.param_groups]
+        self._device_type = (_device_of(self._model) or torch.device("cpu")).type
+        self._dtype = _DTYPES[self._precision]
+        self._scaler = torch.amp.GradScaler(self._device_type) if self._precision == "float16" else None
+        self._finite = FiniteUpdate(self._model) if self._check_finite and self._options["guard"] is None else None
         self._batches = 0  # of the incomplete group
-        self.config = {"precision": precision, "accumulate": accumulate}
+        self.config = {"precision": self._precision, "accumulate": self._accumulate}
 
     def __call__(self, state: State) -> Prediction:
         """Compute the gradients of the batch, and update the parameters after the last batch of a group."""

@@ -433,16 +433,16 @@ def new_store(path: str | Path) -> Store:
 
 def own_store(loop: Loop, store: Store | str | Path) -> None:
     """Register a store, or a new one at a path. Write `run.json`, `run.log` and metrics to it if it has a folder."""
-    store = new_store(store) if isinstance(store, str | Path) else store
-    loop.own("store", store)
-    if begin := getattr(store, "begin", None):  # first, before the store is changed
+    run_store: Any = new_store(store) if isinstance(store, str | Path) else store
+    loop.own("store", run_store)
+    if begin := getattr(run_store, "begin", None):  # first, before the store is changed
         loop.started.wire(lambda state: begin(state.clocks.epochs))
-    if hasattr(store, "write_run"):
-        describe(loop, store)
-        record_metrics(loop, store)
-        run_log(loop, store.path / "run.log")
+    if hasattr(run_store, "write_run"):
+        describe(loop, run_store)
+        record_metrics(loop, run_store)
+        run_log(loop, run_store.path / "run.log")
     for event in (loop.completed, loop.halted, loop.failed):
-        event.wire(lambda state: getattr(store, "end", store.flush)())
+        event.wire(lambda state: getattr(run_store, "end", run_store.flush)())
 
 
 def record_metrics(loop: Loop, store: Any) -> None:
