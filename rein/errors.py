@@ -18,10 +18,11 @@ Hierarchy::
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -89,6 +90,15 @@ def text_of(error: BaseException) -> str:
     except Exception:  # a custom class may raise anything
         message = ""
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+@contextlib.contextmanager
+def optional_import(advice: str) -> Iterator[None]:
+    """Context of imports of an extra. Their ImportError begins with `advice`, which states how to install it."""
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{advice} ({error})") from error
 
 
 def hints() -> Any:

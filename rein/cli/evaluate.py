@@ -23,7 +23,7 @@ from rein.cli.run_folder import plain
 from rein.envs.wrappers.record_video import RecordVideo
 from rein.episodes import Evaluation, evaluate
 from rein.files import inside, short
-from rein.integrations.learners import shown_option
+from rein.integrations.learning_curves import shown_option
 from rein.loop import Loop
 from rein.ops.random import checked_seed
 from rein.store.checkpoint_folder import FOLDER

@@ -23,8 +23,8 @@ from rein.cli.rebuild import (
 from rein.envs.base.contract import agents_per_world
 from rein.files import short
 from rein.integrations import export as policies
+from rein.integrations.export import card_path
 from rein.integrations.minari import export_minari, spec_of
-from rein.integrations.model_card import card_path
 from rein.store.checkpoint_file import look
 from rein.store.loading import part_at
 from rein.store.reader import Run, open_run

@@ -16,8 +16,7 @@ from rein.cli.output import printable, say
 from rein.cli.rebuild import environment_of, part_type, recipe_loop
 from rein.envs.gridworld import Gridworld
 from rein.files import absolute, short
-from rein.integrations.learners import draw_learners, read_learners
-from rein.integrations.learning_curves import Clock, choose_metric, grouped, read_all
+from rein.integrations.learning_curves import Clock, choose_metric, draw_learners, grouped, read_all, read_learners
 from rein.integrations.plot import draw_curves, draw_field, draw_paths, draw_values, has_screen, make_figure
 from rein.store.checkpoint_file import Checkpoint
 from rein.store.format.sealed import write_whole

@@ -17,7 +17,7 @@ from rein.cli.output import say
 from rein.cli.rebuild import environment_of
 from rein.envs.base.rendering import Video, as_frame, frames_per_second
 from rein.envs.wrappers.wrapper import unwrapped
-from rein.episodes.replay import Difference, Replay, replay
+from rein.episodes.episode_replay import Difference, Replay, replay
 from rein.files import absolute, short
 from rein.store.reader import open_run
 

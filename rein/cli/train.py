@@ -19,13 +19,13 @@ from rein.cli.output import say
 from rein.cli.plan import Plan, flags_of, free, plan, usual_folder
 from rein.cli.recipes import Recipe, call, of_run, recipe_names
 from rein.cli.seeds import train_seeds
-from rein.episodes.statistics import LEARNER_RETURN
+from rein.episodes.episode_statistics import LEARNER_RETURN
 from rein.errors import CheckpointError
 from rein.handlers.checkpoint import checkpoint
-from rein.handlers.describe import describe
 from rein.handlers.interrupts import Interrupts, interrupts
 from rein.handlers.output import UNSOLVED, status_of
 from rein.handlers.progress import progress
+from rein.handlers.run_files import describe
 from rein.handlers.stop_at import stop_at
 from rein.loop import Loop
 from rein.loop.state import State

@@ -15,8 +15,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from rein.collection.collection_policy import CollectionPolicy
-from rein.collection.collector import Collector
+from rein.collection.collector import CollectionPolicy, Collector
 from rein.envs.base.contract import checked_count
 from rein.episodes.step import Collected
 from rein.ops.trees import map_tree, to_device
@@ -159,13 +158,14 @@ class FirstComeCollector(Collector):
             self._receive(wait)
 
     def _act(self, rows: list[int]) -> None:
-        seeds, given = self._environment.episode_seeds.tolist(), getattr(self._environment, "episode_options", None)
+        seeds = self._environment.episode_seeds.tolist()
+        episode_options = getattr(self._environment, "episode_options", None)
         observation = to_device(map_tree(lambda x: x[rows], self._observation), self._agent.device)
         with self._acting:
             action, extras = self._policy.select_action(observation, rows)
             version = self._version
         values = {"observation": observation, "action": action, "extras": extras}
-        options = None if given is None else [given[row] for row in rows]
+        options = None if episode_options is None else [episode_options[row] for row in rows]
         self._write_sent(values, rows, version, [seeds[row] for row in rows], options)
         self._environment.send(to_device(action, self._environment.device), rows)
         self._count(self._sent, rows)

@@ -22,10 +22,9 @@ from torch import Tensor
 
 from rein.agents.base.options import options_of
 from rein.agents.base.policies import load_parameters, parameters_of
-from rein.collection.collection_policy import CollectionPolicy
-from rein.collection.collector import Collector
+from rein.collection.collector import CollectionPolicy, Collector
 from rein.envs.base.contract import checked_count
-from rein.errors import WorkerDied
+from rein.errors import WorkerDied, optional_import
 from rein.ops.random import stream_seed
 from rein.ops.trees import map_tree, to_device
 from rein.types import TimeStep, Tree
@@ -74,10 +73,8 @@ class RayCollector(Collector):
     """Collects fragments of Ray actors. See `RayActors`."""
 
     def __init__(self, agent: Any, environment: Any, options: RayActors) -> None:
-        try:
+        with optional_import('RayActors needs Ray: pip install "rein-rl[ray]"'):
             ray: Any = importlib.import_module("ray")
-        except ImportError as error:
-            raise ImportError('RayActors needs Ray: pip install "rein-rl[ray]"') from error
         worlds, workers = (getattr(environment, name, None) for name in ("worlds", "workers"))
         if not hasattr(environment, "part") or worlds is not None or workers is not None:
             raise TypeError(
@@ -182,17 +179,17 @@ class _Handle:
 
     def begin(self) -> None:
         """Start an actor and begin new episodes. An actor that dies meanwhile is replaced."""
-        owner, mine = self._collector, slice(self.block.start, self.block.stop)
+        owner, own_rows = self._collector, slice(self.block.start, self.block.stop)
         remote = owner.ray.remote(max_restarts=0, num_cpus=owner.options.num_cpus)(_Remote)
         while True:
             try:
                 self._actor = remote.remote(*owner.parts(self.block))
-                begun = owner.ray.get(self._actor.begin.remote(owner.index_N[mine].numpy()))
+                begun = owner.ray.get(self._actor.begin.remote(owner.index_N[own_rows].numpy()))
                 break
             except owner.ray.exceptions.RayActorError as error:
                 owner.replace(error)
         self.observation, self.next_seed = _tensors(begun)
-        owner.index_N[mine] += 1
+        owner.index_N[own_rows] += 1
 
     def request(self) -> None:
         """Request a fragment, unless one was requested or the actor is too far ahead."""

@@ -5,10 +5,8 @@ Shapes: N environments, E episodes.
 
 from __future__ import annotations
 
-import functools
 import math
-import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.contract import agents_per_world, check_range
+from rein.envs.base.contract import agents_per_world, check_range, checked_count
 from rein.episodes.finite import check_finite_observation
 from rein.episodes.random_policy import RandomPolicy
 from rein.episodes.recorder import Recorder
@@ -153,25 +151,23 @@ def evaluate(
         NonFiniteError: If a reward or an observation that the policy acts on is NaN or infinite. Observations are not
             checked for a `RandomPolicy`, which does not use them.
     """
-    acting: Policy = greedy_policy(policy)
-    check_parts(acting, environment)
-    if not isinstance(episodes, numbers.Integral) or episodes < 1:
-        raise ValueError(f"evaluate(episodes={episodes!r}): expected an integer of at least 1")
-    episodes = in_whole_worlds(environment, episodes)
-    if max_episode_steps is not None and max_episode_steps < 1:
-        raise ValueError(f"evaluate(max_episode_steps={max_episode_steps}): expected at least 1, or None for no limit")
-    if episode_seeds is not None and episode_seeds.shape != (episodes,):
-        raise ValueError(f"evaluate(episode_seeds=...): expected shape ({episodes},), got {tuple(episode_seeds.shape)}")
-    rounds = []
-    with torch.inference_mode(False), torch.no_grad():  # training may use the environments afterwards
-        for done in range(0, episodes, environment.num_envs):
-            index_N = torch.arange(done, done + environment.num_envs, device=environment.device)
-            begin = environment.reset
-            if episode_seeds is not None:
-                begin = functools.partial(_replayable(environment).reset_to, episode_seeds[index_N % episodes])
-            round = _Round(begin, index_N < episodes)
-            result = _play(acting, environment, max_episode_steps, recorder, round)
-            rounds.append(Evaluation(*(column[: episodes - done] for column in result)))
+    acting, episodes = checked_arguments("evaluate", policy, environment, episodes, max_episode_steps)
+    if episode_seeds is not None:
+        if episode_seeds.shape != (episodes,):
+            shape = tuple(episode_seeds.shape)
+            raise ValueError(f"evaluate(episode_seeds=...): expected shape ({episodes},), got {shape}")
+        if missing_names(environment, Replayable):
+            kind = type(environment).__name__
+            raise TypeError(f"evaluate(episode_seeds=...): {kind} has no reset_to(episode_seeds)")
+    options: dict[str, Any] = {"max_episode_steps": max_episode_steps, "recorder": recorder}
+    rounds = range(0, episodes, environment.num_envs)
+    return joined(
+        [play_round(acting, environment, done, episodes, episode_seeds=episode_seeds, **options) for done in rounds]
+    )
+
+
+def joined(rounds: Sequence[Evaluation]) -> Evaluation:
+    """Return the episodes of several rounds as one evaluation."""
     return Evaluation(*(torch.cat(columns) for columns in zip(*rounds, strict=True)))
 
 
@@ -181,10 +177,20 @@ def empty_evaluation() -> Evaluation:
     return Evaluation(real, integer, flag, flag, integer, integer)
 
 
-def in_whole_worlds(environment: Environment, episodes: int) -> int:
-    """Return the number of episodes, rounded up to whole multi-agent worlds."""
+def checked_arguments(
+    caller: str, policy: Any, environment: Environment, episodes: int, max_episode_steps: int | None
+) -> tuple[Any, int]:
+    """Return the policy that acts, and the number of episodes rounded up to whole multi-agent worlds.
+
+    Raises TypeError or ValueError as `evaluate` does.
+    """
+    acting = greedy_policy(policy)
+    check_parts(acting, environment)
+    count = checked_count(f"{caller}(episodes={episodes!r})", episodes)
+    if max_episode_steps is not None and max_episode_steps < 1:
+        raise ValueError(f"{caller}(max_episode_steps={max_episode_steps}): expected at least 1, or None for no limit")
     agents = agents_per_world(environment)
-    return -(-episodes // agents) * agents
+    return acting, -(-count // agents) * agents
 
 
 def greedy_policy(policy: Any) -> Any:
@@ -209,11 +215,11 @@ def check_parts(policy: Any, environment: Any) -> None:
         raise TypeError(f"evaluate(policy, ...): {type(policy).__name__} is not a Policy{hint}")
     check_part("evaluate", environment, Environment)
     for name in ("observation_space", "action_space"):
-        mine, theirs = getattr(policy, name, None), getattr(environment, f"single_{name}")
-        if mine is not None and _form(mine) != _form(theirs):
+        acts_in, space = getattr(policy, name, None), getattr(environment, f"single_{name}")
+        if acts_in is not None and _form(acts_in) != _form(space):
             raise ValueError(
-                f"evaluate: the spaces differ: the {name.replace('_', ' ')} of the policy is {mine}, and that of the "
-                f"environment is {theirs}; build the environment as for training, with the same wrappers"
+                f"evaluate: the spaces differ: the {name.replace('_', ' ')} of the policy is {acts_in}, and that of "
+                f"the environment is {space}; build the environment as for training, with the same wrappers"
             )
 
 
@@ -227,32 +233,47 @@ def _form(space: spaces.Space[Any]) -> Any:
     return space.shape, *(np.asarray(getattr(space, name, -1)).tolist() for name in ("n", "nvec", "start"))
 
 
-class _Round(NamedTuple):
-    """One episode in every environment."""
+@torch.inference_mode(False)  # training may use the environments afterwards
+@torch.no_grad()
+def play_round(
+    policy: Policy,
+    environment: Any,
+    done: int,
+    episodes: int,
+    *,
+    max_episode_steps: int | None,
+    recorder: Recorder | None = None,
+    episode_seeds: Tensor | None = None,
+    check: Callable[[], None] | None = None,
+) -> Evaluation:
+    """Play one episode in every environment, and return those that are counted: at most `episodes` - `done`.
 
-    begin: Callable[[], Tree]  # returns the first observation (N, *O)
-    counted_N: Tensor  # False for surplus episodes of the last round
-
-
-def _replayable(environment: Environment) -> Replayable:
-    if missing_names(environment, Replayable):
-        raise TypeError(f"evaluate(episode_seeds=...): {type(environment).__name__} has no reset_to(episode_seeds)")
-    return environment  # type: ignore[return-value]  # has its methods
+    Steps of an environment after the end of its episode are not counted. `episode_seeds` are the seeds of all
+    `episodes`. `check` is called before each action, and may raise an error that ends the round.
+    """
+    index_N = torch.arange(done, done + environment.num_envs, device=environment.device)
+    if episode_seeds is None:
+        observation = environment.reset()
+    else:
+        observation = environment.reset_to(episode_seeds[index_N % episodes])
+    check_range(observation, environment.single_observation_space)
+    policy.reset()
+    played = _play(policy, environment, observation, index_N < episodes, max_episode_steps, recorder, check)
+    return Evaluation(*(column[: episodes - done] for column in played))
 
 
 def _play(
     policy: Policy,
-    environment: Environment,
+    environment: Any,
+    observation: Tree,
+    counted_N: Tensor,
     max_episode_steps: int | None,
     recorder: Recorder | None,
-    round: _Round,
+    check: Callable[[], None] | None,
 ) -> Evaluation:
-    """Play one episode in every environment. Steps of an environment after the end of its episode are not counted."""
+    """Play from the first observation (N, *O). `counted_N` is False for surplus episodes of the last round."""
     device, num_envs = environment.device, environment.num_envs
-    policy_device = getattr(policy, "device", device)
-    observation, space = round.begin(), environment.single_observation_space
-    check_range(observation, space)
-    policy.reset()
+    policy_device, space = getattr(policy, "device", device), environment.single_observation_space
     return_N = torch.zeros(num_envs, dtype=torch.float64, device=device)
     length_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
     terminated_N = torch.zeros(num_envs, dtype=torch.bool, device=device)
@@ -264,6 +285,8 @@ def _play(
     if recorder is not None:
         recorder.begin()
     while bool(active_N.any()):  # waits for the device in each step
+        if check is not None:
+            check()
         if observed:
             check_finite_observation(observation, active_N, f"evaluation, step {steps}")
         action, extras = policy.select_action(to_device(observation, policy_device))
@@ -276,7 +299,7 @@ def _play(
         length_N += valid_N
         lost_N = time_step.truncated & ~time_step.valid & active_N
         if getattr(environment, "restarts", 0) != restarts:  # a worker failed: its environments play other episodes
-            restarts = environment.restarts  # type: ignore[attr-defined]  # see above
+            restarts = environment.restarts
             return_N, length_N = return_N.masked_fill(lost_N, 0.0), length_N.masked_fill(lost_N, 0)
             seed_N = torch.where(lost_N, environment.episode_seeds, seed_N)
         steps += 1
@@ -285,8 +308,8 @@ def _play(
         if steps == max_episode_steps:
             truncated_N |= active_N & ~terminated_N
         if recorder is not None:
-            kept = valid_N & round.counted_N, (truncated_N & valid_N | lost_N) & round.counted_N
-            recorder.record(observation, action, to_device(extras or {}, device), time_step, *kept, seed_N, options)
+            flags = valid_N & counted_N, (truncated_N & valid_N | lost_N) & counted_N
+            recorder.record(observation, action, to_device(extras or {}, device), time_step, *flags, seed_N, options)
         ended_N = terminated_N | truncated_N
         success_N = torch.where(active_N & ended_N, _success_of(time_step, success_N), success_N)
         active_N = active_N & ~ended_N
@@ -294,7 +317,7 @@ def _play(
         policy.reset((time_step.terminated | time_step.truncated).to(policy_device))
     if recorder is not None:
         recorder.end(observation)
-    _check_returns(return_N, seed_N, round.counted_N)
+    _check_returns(return_N, seed_N, counted_N)
     return Evaluation(return_N, length_N, terminated_N, truncated_N, seed_N, success_N)
 
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -49,16 +49,21 @@ class EvaluationProcess:
     The process starts with the first request, and again with the next request after it has ended.
 
     Args:
-        build: Function that builds the policy. `load_snapshot` of the policy gets the parameters of each request.
+        policy: Policy of a `rein.Agent`. The process builds another one, and each request has its parameters.
         environment: Environment. The process gets a copy of it.
 
     Raises:
-        TypeError: If the policy or the environment cannot be pickled.
+        TypeError: If the policy is not of a `rein.Agent`, or if it or the environment cannot be pickled.
     """
 
-    def __init__(self, build: Callable[[], Any], environment: Any) -> None:
+    def __init__(self, policy: Any, environment: Any) -> None:
+        if not hasattr(policy, "builder"):
+            raise TypeError(
+                f"background=True: the process cannot build {type(policy).__name__}; give a subclass of rein.Agent or "
+                "its policy"
+            )
         try:
-            self._parts = _packed((build, environment))
+            self._parts = _packed((policy.builder(environment.device), environment))
         except Exception as error:  # custom objects may raise anything
             kind = type(environment).__name__
             raise TypeError(
@@ -104,12 +109,12 @@ class EvaluationProcess:
         process: Any = self._process
         ended = process.poll() is not None  # asked first: the last answer may be on its way
         try:
-            found = self._answers.get(timeout=max(seconds, float(ended)))
+            answer = self._answers.get(timeout=max(seconds, float(ended)))
         except queue.Empty:
             if not ended:
                 return None
-            found = None  # a process that the environment started holds the pipe
-        return Answer(ending=ending(process.wait())) if found is None else found
+            answer = None  # a process that the environment started holds the pipe
+        return Answer(ending=ending(process.wait())) if answer is None else answer
 
     def close(self) -> None:
         """Kill the process if it runs. A request without an answer is lost."""

@@ -46,8 +46,8 @@ class FiniteData:
         """Check the observation (N, ...) of a reset."""
         self._unchecked_N = None
         for path, leaf in floats(observation, "observation"):
-            if found := first_nonfinite(path, leaf):
-                raise NonFiniteError(f"{found} after a reset ({where(state)}). {HINT}")
+            if problem := first_nonfinite(path, leaf):
+                raise NonFiniteError(f"{problem} after a reset ({where(state)}). {HINT}")
 
     def check_full(self, state: State) -> None:
         """Check the rollout if the current step has filled it."""
@@ -74,17 +74,17 @@ class FiniteData:
             checked = {"reward": valid_N, "observation": valid_N, "next_observation": valid_N & ~row["terminated"]}
             for name, checked_N in checked.items():
                 for path, leaf in floats(row[name], name):
-                    if found := first_nonfinite(path, leaf, checked_N):
+                    if problem := first_nonfinite(path, leaf, checked_N):
                         raise NonFiniteError(
-                            f"{found} ({where(state, self._vector_step + 1 + t - len(rollout))}). {HINT}"
+                            f"{problem} ({where(state, self._vector_step + 1 + t - len(rollout))}). {HINT}"
                         )
 
-    def check_step(self, state: State, received: TimeStep, known: StepState) -> None:
-        """Check what the environment returned (`received`), and the transition after handlers (`known.transition`)."""
+    def check_step(self, state: State, received: TimeStep, step_state: StepState) -> None:
+        """Check the result of the environment, `received`, and the transition after handlers in `step_state`."""
         if self._rollout is not None:
             return
-        transition: Any = known.transition
-        time_step: Any = known.time_step
+        transition: Any = step_state.transition
+        time_step: Any = step_state.time_step
         on_host = received if received.reward.is_cpu else time_step  # the CPU copy, if there is one
         if not on_host.reward.is_cpu:
             self._accumulate(transition.reward, time_step.observation, transition.valid)
@@ -108,8 +108,8 @@ class FiniteData:
             fields.insert(0, ("observation", transition.observation, valid_N & before_N))
         for name, tree, checked_N in fields:
             for path, leaf in floats(tree, name):
-                if found := first_nonfinite(path, leaf, checked_N):
-                    raise NonFiniteError(f"{found} ({where(state)}). {HINT}")
+                if problem := first_nonfinite(path, leaf, checked_N):
+                    raise NonFiniteError(f"{problem} ({where(state)}). {HINT}")
         wrong = [~rows_finite(leaf) for _, leaf in floats(time_step.observation, "")]
         unchecked_N = torch.stack(wrong).any(0) & ~valid_N if wrong else None
         self._unchecked_N = unchecked_N if unchecked_N is not None and bool(unchecked_N.any()) else None
@@ -138,8 +138,8 @@ class FiniteData:
 def check_finite_observation(observation: Tree, checked_N: Tensor, when: str) -> None:
     """Raise NonFiniteError if an observation is not finite in the checked rows. Waits for the device."""
     for path, leaf in floats(observation, "observation"):
-        if not math.isfinite(float(leaf.sum())) and (found := first_nonfinite(path, leaf, checked_N)):
-            raise NonFiniteError(f"{found} ({when})")
+        if not math.isfinite(float(leaf.sum())) and (problem := first_nonfinite(path, leaf, checked_N)):
+            raise NonFiniteError(f"{problem} ({when})")
 
 
 def _total(time_step: TimeStep) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rein.episodes.statistics import EpisodeStatistics
+from rein.episodes.episode_statistics import EpisodeStatistics
 from rein.episodes.step import record_options
 from rein.ops.trees import map_tree
 from rein.protocols import Store

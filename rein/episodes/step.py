@@ -68,18 +68,18 @@ def batch_step(
         EnvironmentContractError: If the environment, or a handler that replaced the transition, breaks the contract.
         NonFiniteError: If `finite` finds NaN or infinity.
     """
-    known: StepState = state.step_state
+    step_state: StepState = state.step_state
     with torch.no_grad():
         if collect is None:
-            action, extras = agent.select_action(known.observation)
-            known = StepState(known.observation, known.active, action, extras)
-            known = _emit(state, known, "action_selected", emit)
+            action, extras = agent.select_action(step_state.observation)
+            step_state = StepState(step_state.observation, step_state.active, action, extras)
+            step_state = _emit(state, step_state, "action_selected", emit)
             seed_N = environment.episode_seeds if rows is not None else None  # before the step, in which episodes end
             options = getattr(environment, "episode_options", None) if rows is not None else None
-            received, time_step = _apply(agent, environment, known)
+            received, time_step = _apply(agent, environment, step_state)
         else:
             observation, action, extras, time_step, seed_N, options = collect()
-            known, received = StepState(observation, None, action, extras), time_step
+            step_state, received = StepState(observation, None, action, extras), time_step
     first = state.clocks.vector_steps == 0  # checks that wait for the device
     if first:
         check_time_step(time_step, environment.num_envs, environment.single_observation_space, finite=False)
@@ -87,45 +87,45 @@ def batch_step(
         check_rows(time_step, environment.num_envs)
         check_observed(time_step, environment.single_observation_space, int(state.clocks.vector_steps))
     spaces = environment.single_observation_space, environment.single_action_space
-    check_masks(known.observation, *spaces, time_step.valid, waits=first)
-    concluded = _conclude(state, known, time_step)
-    known = _emit(state, concluded, "action_applied", emit) if collect is None else concluded
-    transition: Transition = known.transition  # type: ignore[assignment]  # set by _conclude
-    if known is not concluded:
+    check_masks(step_state.observation, *spaces, time_step.valid, waits=first)
+    concluded = _conclude(state, step_state, time_step)
+    step_state = _emit(state, concluded, "action_applied", emit) if collect is None else concluded
+    transition: Transition = step_state.transition  # type: ignore[assignment]  # set by _conclude
+    if step_state is not concluded:
         check_transition(transition, environment.num_envs)
     if finite is not None:
-        finite.check_step(state, received, known)
+        finite.check_step(state, received, step_state)
     agent.record_observation(transition)
     if finite is not None:
         finite.check_full(state)
     clocks = state.clocks
     clocks.env_steps, clocks.vector_steps = agent.env_steps, clocks.vector_steps + 1
     clocks.advance(episodes=((transition.terminated | transition.truncated) & transition.valid).sum())
-    known = _emit(state, known, "observation_recorded", emit)
+    step_state = _emit(state, step_state, "observation_recorded", emit)
     metrics = agent.optimize_model()
     if type(metrics) is not dict and metrics is not None and not isinstance(metrics, Mapping):
         name = f"{type(agent).__name__}.optimize_model()"
         raise TypeError(f"{name} returned {_described(metrics)}; it must return a dictionary of metrics")
     clocks.updates = agent.updates
-    known = _emit(state, known._replace(metrics=metrics), "model_optimized", emit)
+    step_state = _emit(state, step_state._replace(metrics=metrics), "model_optimized", emit)
     if rows is not None:
         persist_trajectory(state, rows, seed_N, options)
-    known = _emit(state, known, "trajectory_persisted", emit)
-    return known._replace(observation=time_step.observation)
+    step_state = _emit(state, step_state, "trajectory_persisted", emit)
+    return step_state._replace(observation=time_step.observation)
 
 
-def _emit(state: State, known: StepState, event: str, emit: Callable[[str], None]) -> StepState:
-    state.step_state = known
+def _emit(state: State, step_state: StepState, event: str, emit: Callable[[str], None]) -> StepState:
+    state.step_state = step_state
     emit(event)
     return state.step_state
 
 
-def _apply(agent: AgentProtocol, environment: Environment, known: StepState) -> tuple[TimeStep, TimeStep]:
+def _apply(agent: AgentProtocol, environment: Environment, step_state: StepState) -> tuple[TimeStep, TimeStep]:
     """Step the environments. Returns the result on their device and on the agent's."""
     if agent.device == environment.device:
-        time_step = step_active(environment, known.action, known.active)
+        time_step = step_active(environment, step_state.action, step_state.active)
         return time_step, time_step
-    action, active_N = to_device((known.action, known.active), environment.device)
+    action, active_N = to_device((step_state.action, step_state.active), environment.device)
     time_step = step_active(environment, action, active_N)
     # a non-blocking copy is ordered before later operations only if its target is a GPU
     return time_step, to_device(time_step, agent.device, non_blocking=agent.device.type == "cuda")
@@ -141,10 +141,10 @@ def step_active(environment: Environment, action: Tree, active: Tensor | None) -
     return environment.apply_action_where(action, active)  # type: ignore[attr-defined]  # see `PartlySteppable`
 
 
-def _conclude(state: State, known: StepState, time_step: TimeStep) -> StepState:
+def _conclude(state: State, step_state: StepState, time_step: TimeStep) -> StepState:
     """Add the transition of this step and, in an episodic epoch, the episodes that are still active."""
     terminated_N, truncated_N, valid_N = time_step.terminated, time_step.truncated, time_step.valid
-    active_N = known.active
+    active_N = step_state.active
     if active_N is not None:
         # steps of an environment after the end of its episode are invalid in this epoch
         valid_N = valid_N & active_N
@@ -153,16 +153,16 @@ def _conclude(state: State, known: StepState, time_step: TimeStep) -> StepState:
             truncated_N = truncated_N | (valid_N & ~terminated_N)
         active_N = active_N & ~(terminated_N | truncated_N)
     transition = Transition(
-        known.observation,
-        known.action,
+        step_state.observation,
+        step_state.action,
         time_step.reward,
         terminated_N,
         truncated_N,
         time_step.final_observation,
         valid_N,
-        known.extras or {},
+        step_state.extras or {},
     )
-    return known._replace(time_step=time_step, transition=transition, active=active_N)
+    return step_state._replace(time_step=time_step, transition=transition, active=active_N)
 
 
 def persist_trajectory(
@@ -173,8 +173,8 @@ def persist_trajectory(
     The raw reward is included from the first step in which a handler changed the reward. `seed_N` (N,) are the seeds of
     the episodes to which the step belongs, and `options` their reset options.
     """
-    known: StepState = state.step_state
-    transition: Any = known.transition
+    step_state: StepState = state.step_state
+    transition: Any = step_state.transition
     derived = {}
     if rows.everything and rows.derive is not None:
         derived = rows.derive(state)
@@ -192,7 +192,7 @@ def persist_trajectory(
         }
     row["reward"], row["valid"] = transition.reward, transition.valid
     row["terminated"], row["truncated"] = transition.terminated, transition.truncated
-    raw_reward_N = known.time_step.reward if known.time_step is not None else transition.reward
+    raw_reward_N = step_state.time_step.reward if step_state.time_step is not None else transition.reward
     if raw_reward_N is not transition.reward and rows.length:
         rows.add_copy("raw_reward", of="reward")
     if raw_reward_N is not transition.reward or "raw_reward" in rows:
@@ -254,13 +254,13 @@ def check_fit(agent: AgentProtocol, environment: Environment, store: Store | Non
         ("observations", agent.observation_space, environment.single_observation_space),
         ("actions", agent.action_space, environment.single_action_space),
     )
-    for what, mine, theirs in pairs:
+    for values, agent_space, space in pairs:
         if agent.observation_space == environment.single_action_space != agent.action_space:
             raise ValueError("training_loop: the agent's spaces are swapped; pass the observation space first")
-        if mine != theirs:
+        if agent_space != space:
             raise ValueError(
-                f"training_loop: the agent was created for {what} in {mine}, but those of the environment are in "
-                f"{theirs}; create it with environment.single_observation_space and environment.single_action_space"
+                f"training_loop: the agent was created for {values} in {agent_space}, but those of the environment are "
+                f"in {space}; create it with environment.single_observation_space and environment.single_action_space"
             )
     check_held(environment, store)
 

@@ -1,6 +1,5 @@
 from rein.handlers.checkpoint import checkpoint as checkpoint
 from rein.handlers.diagnostics import diagnostics as diagnostics
-from rein.handlers.early_stop import early_stop as early_stop
 from rein.handlers.evaluate_every import evaluate_every as evaluate_every
 from rein.handlers.guards import UpdateGuard as UpdateGuard
 from rein.handlers.guards import guard_data as guard_data
@@ -8,15 +7,16 @@ from rein.handlers.guards import guard_updates as guard_updates
 from rein.handlers.interrupts import interrupts as interrupts
 from rein.handlers.live_plot import live_plot as live_plot
 from rein.handlers.log import log as log
+from rein.handlers.monitor import early_stop as early_stop
 from rein.handlers.monitor import monitor as monitor
 from rein.handlers.monitor import reduce_learning_rate as reduce_learning_rate
 from rein.handlers.population_based_training import population_based_training as population_based_training
-from rein.handlers.profile import profile as profile
 from rein.handlers.progress import progress as progress
-from rein.handlers.resources import guard_resources as guard_resources
-from rein.handlers.resources import resource_usage as resource_usage
 from rein.handlers.solved import solved as solved
 from rein.handlers.stop_at import stop_at as stop_at
+from rein.handlers.timing import profile as profile
 from rein.handlers.timing import timing as timing
 from rein.handlers.torch_generators import torch_generators as torch_generators
+from rein.handlers.watchdog import guard_resources as guard_resources
+from rein.handlers.watchdog import resource_usage as resource_usage
 from rein.handlers.watchdog import watchdog as watchdog

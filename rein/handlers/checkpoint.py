@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import attrs
+
 from rein.errors import CheckpointError
 from rein.loop import Loop
 from rein.loop.events import Event
@@ -113,27 +115,22 @@ class _Shared:
         self.taken: set[Any] = set()  # kinds of checkpoints taken at this position
 
 
+@attrs.define(eq=False, slots=False)
 class Saver:
     """Takes the checkpoints of a loop."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        checkpoints: Any,
-        rules: dict[str, Any],
-        shared: _Shared,
-        name: Callable[[State], str] | None,
-        on_failure: str,
-        saved: Event,
-    ) -> None:
-        self.checkpoints = checkpoints
-        self._event = saved
-        self._saved: collections.deque[Path] = collections.deque()  # not announced; the writer's thread appends
-        self._loop, self._rules, self._shared = loop, rules, shared
-        self._name, self._on_failure = name, on_failure
-        self._wanted = False  # at the end of this epoch
-        self._checked = False
-        self._wanted_within = False  # whether an event within an epoch requested one
+    _loop: Loop
+    checkpoints: Any
+    _rules: dict[str, Any]
+    _shared: _Shared
+    _name: Callable[[State], str] | None
+    _on_failure: str
+    _event: Event
+    # checkpoints that are not announced; the writer's thread appends
+    _saved: collections.deque[Path] = attrs.field(factory=collections.deque, init=False)
+    _wanted: bool = attrs.field(default=False, init=False)  # at the end of this epoch
+    _wanted_within: bool = attrs.field(default=False, init=False)  # whether an event within an epoch requested one
+    _checked: bool = attrs.field(default=False, init=False)
 
     def ask(self) -> None:
         """Take a checkpoint at the next edge. Callable from any thread or signal handler. Does nothing before a run."""
@@ -173,16 +170,16 @@ class Saver:
 
     def _warn_of_best(self, state: State, best: tuple[str, str]) -> None:
         """Warn if no checkpoint could be the best one, or only the one at the end of the run."""
-        known = {name for record in state.history for name in record.metrics} | set(state.metrics)
-        if known and best[0] not in known:
+        metrics = {name for record in state.history for name in record.metrics} | set(state.metrics)
+        if metrics and best[0] not in metrics:
             logger.warning("checkpoint(keep_best=%r): no epoch had this metric, so no best checkpoint is kept", best)
-        elif known and self._wanted_within and best[0] not in self._shared.judged:
-            message = (
+        elif metrics and self._wanted_within and best[0] not in self._shared.judged:
+            logger.warning(
                 "checkpoint(keep_best=%r): only the checkpoint at the end of the run was compared. Within an epoch, a "
+                "checkpoint is compared if its iteration assigned the metric: for example, use "
+                "event='evaluation_completed'",
+                best,
             )
-            message += "checkpoint is compared if its iteration assigned the metric: for example, use "
-            message += "event='evaluation_completed'"
-            logger.warning(message, best)
 
     def take(self, state: State) -> None:
         """Save the run, at most once for each position. Runs at an edge."""
@@ -240,9 +237,9 @@ class Saver:
     def _check_owned(self) -> None:
         if self._checked:
             return
-        if found := unowned(self._loop):
+        if objects := unowned(self._loop):
             raise CheckpointError(
-                f"a checkpoint would not contain {'; '.join(found)}: add each to the loop with loop.own(name, part), "
+                f"a checkpoint would not contain {'; '.join(objects)}: add each to the loop with loop.own(name, part), "
                 "or remove its state_dict"
             )
         self._checked = True

@@ -64,8 +64,8 @@ class _Norms:
         for parameter, gradient in zip(parameters, gradients, strict=True):
             if gradient is not None:
                 gradients_of.setdefault(self._parts[id(parameter)], []).append(gradient)
-        for part, found in gradients_of.items():
-            norm = global_norm(found)
+        for part, part_gradients in gradients_of.items():
+            norm = global_norm(part_gradients)
             self._sums[part] = self._sums[part] + norm if part in self._sums else norm
             self._counts[part] = self._counts.get(part, 0) + 1
 

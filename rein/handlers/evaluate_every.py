@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+import attrs
 import torch
 from torch import Tensor
 
 from rein.episodes import Evaluation, EvaluationEvent, Recorder
-from rein.episodes import evaluate as play
-from rein.episodes.evaluation import check_parts, empty_evaluation, greedy_policy, in_whole_worlds
+from rein.episodes.evaluation import checked_arguments, empty_evaluation, joined, play_round
 from rein.episodes.step import check_held
 from rein.errors import WorkerError
 from rein.loop import Loop
 from rein.loop.engine import Interruptible, Unfinished
-from rein.loop.events import Event
 from rein.loop.info import run_info
 from rein.loop.state import INTERRUPT, State
 from rein.ops.trees import map_tree, to_device
 from rein.protocols import AgentProtocol, Environment, Policy, Stateful, Store, missing_names
-from rein.types import Tree
 
 if TYPE_CHECKING:
-    from rein.episodes.evaluation_process import Answer, EvaluationProcess
+    from rein.episodes.evaluation_process import Answer
 
 logger = logging.getLogger("rein")
 
-_FOUND = {  # metric -> attribute of the evaluation
+_METRICS = {  # metric -> attribute of the evaluation
     "return": "mean_return",
     "length": "mean_length",
     "return_median": "median_return",
@@ -39,8 +38,9 @@ _FOUND = {  # metric -> attribute of the evaluation
     "return_min": "min_return",
     "return_max": "max_return",
 }
+_CPU = torch.device("cpu")
 _MOMENT = 0.05  # seconds between two checks for an interrupt while a result is awaited
-_EVENTS = ("evaluation_started", "evaluation_episode_completed", "evaluation_completed")
+_EVENTS = _STARTED, _ENDED, _COMPLETED = "evaluation_started", "evaluation_episode_completed", "evaluation_completed"
 
 
 def evaluate_every(
@@ -120,13 +120,18 @@ def evaluate_every(
         TypeError: If `background` is set and `policy` is not of a `rein.Agent`, or if the agent or the environment
             cannot be pickled.
     """
-    acting: Policy = greedy_policy(policy)
-    check_parts(acting, environment)
+    acting, episodes = checked_arguments("evaluate_every", policy, environment, episodes, max_episode_steps)
     if on_failure not in ("raise", "drop"):
         raise ValueError(f'evaluate_every(on_failure={on_failure!r}): expected "raise" or "drop"')
-    if episodes < 1:
-        raise ValueError(f"evaluate_every(episodes={episodes}): expected at least 1")
-    _check_free(loop, environment, store)
+    for taken, part in loop.parts.items():
+        if part is environment:
+            raise ValueError(
+                f"evaluate_every(environment=...): the loop already uses it as {taken!r}; create another environment"
+            )
+        if store is not None and getattr(part, "path", part) == getattr(store, "path", store):
+            raise ValueError(
+                f"evaluate_every(store=...): {taken!r} of the loop already writes to this folder; use another one"
+            )
     check_held(environment, store)
     if same_episodes and not (environment.replayable and hasattr(environment, "reset_to")):
         kind = type(environment).__name__
@@ -134,370 +139,281 @@ def evaluate_every(
             f"evaluate_every(same_episodes=True): {kind} cannot repeat an episode, because it is not replayable"
         )
     loop.event(event)(**filters)  # raises for wrong filters before the loop owns anything
-    process = _process_of(acting, environment, store) if background else None
-    loop.own(f"{name}_environment", environment)
-    if not missing_names(acting, Stateful) and process is None:
-        loop.own(f"{name}_policy", acting)
-    recorder = None if store is None else _record(loop, environment, store, name)
-    episodes = in_whole_worlds(environment, episodes)
-    options = {"episodes": episodes, "max_episode_steps": max_episode_steps, "recorder": recorder}
-    report = _Report(loop, environment, name)
-    if process is not None:
-        del options["recorder"]
-        asked = _Background(acting, environment, process, options, report, on_failure == "drop", same_episodes)
-        loop.own(f"{name}_background", asked).attach(loop, event, at_end, **filters)
-        return
-    evaluator = _Evaluator(acting, environment, options, report, on_failure == "drop", same_episodes)
-    if at_end:
-        loop.on("completed", "halted")(evaluator.evaluate_end)
-
-    def evaluate_policy(state: State) -> None:
-        evaluator.evaluate(state)
-
-    evaluator.work.attach(loop, event, evaluate_policy, **filters)
+    evaluator = (_Background if background else _Evaluator)(
+        loop, acting, environment, store, name, episodes, max_episode_steps, at_end, same_episodes, on_failure == "drop"
+    )
+    evaluator.work.attach(loop, event, evaluator.evaluate, **filters)
+    loop.on("completed", "halted")(evaluator.finish)
 
 
-class _Report:
-    """Sets the metrics of an evaluation and fires its events."""
-
-    def __init__(self, loop: Loop, environment: Any, name: str) -> None:
-        self.name, self._environment = name, environment
-        self._started, self._ended, self._completed = (loop.events.get(n) or loop.define(n) for n in _EVENTS)
-        loop.metrics.declare(*(f"{name}_{metric}" for metric in [*self._names(), "success_rate"]))
-
-    def start(self, state: State) -> None:
-        """Fire `evaluation_started`."""
-        self._fire(self._started, state, empty_evaluation(), state.epoch, state.clocks.as_dict())
-
-    def episodes(self, state: State, result: Evaluation, new: int, epoch: int, clocks: Mapping[str, float]) -> None:
-        """Fire `evaluation_episode_completed` for the `new` last episodes of `result`."""
-        if self._ended.listened_to:
-            count = len(result.seed)
-            for stop in range(count - new + 1, count + 1):
-                self._fire(self._ended, state, Evaluation(*(column[:stop] for column in result)), epoch, clocks)
-
-    def complete(self, state: State, result: Evaluation, epoch: int, clocks: Mapping[str, float]) -> None:
-        """Set the metrics and `state.memory["evaluations"]`, and fire `evaluation_completed`."""
-        found = {what: getattr(result, attribute) for what, attribute in _FOUND.items()}
-        if not math.isnan(result.success_rate):
-            found["success_rate"] = result.success_rate
-        number = state.memory.get("evaluations", {"number": 0})["number"] + 1
-        state.memory["evaluations"] = {"number": number, "name": self.name, **found, "episodes": len(result.seed)}
-        if hasattr(self._environment, "worlds"):
-            found["world_return"] = float(result.world_returns(self._environment).mean())
-            returns = result.group_returns(self._environment)
-            found |= {f"return_{group}": float(returns_E.mean()) for group, returns_E in returns.items()}
-        self._set(state, found)
-        self._fire(self._completed, state, result, epoch, clocks)
-
-    def discard(self, state: State) -> None:
-        """Set the metrics to NaN."""
-        self._set(state, dict.fromkeys(self._names(), math.nan))
-
-    def _names(self) -> list[str]:
-        """Return the names of the metrics that every evaluation has, without the prefix."""
-        names = [*_FOUND]
-        if hasattr(self._environment, "worlds"):
-            names += ["world_return", *(f"return_{group}" for group in self._environment.groups)]
-        return names
-
-    def _set(self, state: State, found: Mapping[str, float]) -> None:
-        for key, value in found.items():
-            state.metrics[f"{self.name}_{key}"] = value
-
-    def _fire(self, event: Event, state: State, result: Evaluation, epoch: int, clocks: Mapping[str, float]) -> None:
-        if event.listened_to:
-            before, state._evaluation = state._evaluation, EvaluationEvent(self.name, epoch, clocks, result)
-            try:
-                event.fire(state)
-            finally:
-                state._evaluation = before
-
-
+@attrs.define(eq=False, slots=False)
 class _Evaluator:
-    """Plays the episodes and reports the result."""
+    """Plays the episodes of an evaluation, sets its metrics and fires its events."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        environment: Environment,
-        options: dict[str, Any],
-        report: _Report,
-        drops: bool,
-        same_episodes: bool,
-    ) -> None:
-        self._policy, self._environment, self._options, self._report = policy, environment, options, report
-        self._drops, self._same_episodes = drops, same_episodes
-        # keys of state.memory: iteration and seeds of the latest evaluation, rounds of an interrupted one
-        self._at, self._seeds, self._rounds = (f"{report.name}/{what}" for what in ("iterations", "seeds", "rounds"))
+    loop: Loop
+    policy: Any
+    environment: Any
+    store: Any
+    name: str
+    episodes: int
+    max_episode_steps: int | None
+    at_end: bool
+    same_episodes: bool
+    drops_failures: bool
+    recorder: Recorder | None = None
+
+    def __attrs_post_init__(self) -> None:
         self.work = Interruptible()
+        self.metrics = [*_METRICS]
+        if hasattr(self.environment, "worlds"):
+            self.metrics += ["world_return", *(f"return_{group}" for group in self.environment.groups)]
+        self._own_parts()
+        self.events = {name: self.loop.events.get(name) or self.loop.define(name) for name in _EVENTS}
+        self.loop.metrics.declare(*(f"{self.name}_{metric}" for metric in [*self.metrics, "success_rate"]))
+
+    def _own_parts(self) -> None:
+        self.loop.own(f"{self.name}_environment", self.environment)
+        if not missing_names(self.policy, Stateful):
+            self.loop.own(f"{self.name}_policy", self.policy)
+        if self.store is not None:
+            self._record()
+
+    def _record(self) -> None:
+        """Record the episodes in the store, which is flushed when the run ends."""
+        loop, store = self.loop, self.store
+        loop.own(f"{self.name}_store", store)
+        self.recorder = loop.own(f"{self.name}_recorder", Recorder(store, self.environment.num_envs))
+        if hasattr(store, "write_run"):  # a run folder, described with these environments
+
+            @loop.started.wire
+            def write_run(state: State) -> None:
+                info = run_info(loop)
+                own_parts = {kind: info["parts"][f"{self.name}_{kind}"] for kind in ("environment", "store")}
+                store.write_run({**info, "parts": {**info["parts"], **own_parts}})
+
+        for event in (loop.completed, loop.halted, loop.failed):
+            event.wire(lambda state: store.flush())
 
     def evaluate(self, state: State) -> None:
-        """Play the episodes, set the metrics and fire the events."""
-        if state._left:
-            self._report.discard(state)
-            return
+        """Play the episodes, set the metrics and fire the events. Handler of the event."""
         self.work.begin(state)
         try:
-            result = self._play(state)
+            if not state._left:
+                self._play(state)
+                return
         except Unfinished:
             self.work.leave(state)
-            self._report.discard(state)
-            return
-        if result is None:
-            return
-        state.memory[self._at] = state.total_iterations
-        if self._same_episodes:
-            state.memory[self._seeds] = result.seed.tolist()
-        self._report.complete(state, result, state.epoch, state.clocks.as_dict())
+        self._set_metrics(state, dict.fromkeys(self.metrics, math.nan))
 
-    def evaluate_end(self, state: State) -> None:
-        """Evaluate at the end of a run, unless the current state was just evaluated. Handler of the final events."""
-        goes_on = state.epoch_open or state._left or INTERRUPT in state.halts
-        if not goes_on and state.memory.get(self._at) != state.total_iterations:
+    def finish(self, state: State) -> None:
+        """Evaluate at the end of a run if this is due. Handler of the final events."""
+        if _ends(state) and self._is_due(state):
             self.evaluate(state)
 
-    def _play(self, state: State) -> Evaluation | None:
-        """Play the remaining rounds, each one episode per environment. Return None if one failed and is dropped.
+    def _is_due(self, state: State) -> bool:
+        """Return whether the state at the end of a run is to be evaluated, and was not just evaluated."""
+        return self.at_end and state.memory.get(f"{self.name}/iterations") != state.total_iterations
+
+    def _play(self, state: State) -> None:
+        """Play the remaining rounds, each one episode per environment, and report the result unless one failed.
 
         Raises `Unfinished` if interrupted.
         """
-        episodes, device = self._options["episodes"], self._environment.device
-        seeds = _chosen_seeds(state, self._report.name, episodes) if self._same_episodes else None
-        seed_E = None if seeds is None else torch.tensor(seeds, dtype=torch.int64, device=device)
-        columns = state.memory.pop(self._rounds, None)  # {} if the first round was interrupted
-        result = to_device(Evaluation(**columns), device) if columns else empty_evaluation()
+        seeds = self._seeds(state)
+        options: dict[str, Any] = {"max_episode_steps": self.max_episode_steps, "recorder": self.recorder}
+        options["check"] = functools.partial(self.work.check, state)
+        if seeds is not None:
+            options["episode_seeds"] = torch.tensor(seeds, dtype=torch.int64, device=self.environment.device)
+        everything: list[Any] = [self.policy, self.environment, self.recorder]
+        parts = [part for part in everything if not missing_names(part, Stateful)]
+        columns = state.memory.pop(f"{self.name}/rounds", None)  # {} if the first round was interrupted
+        rounds = [to_device(Evaluation(**columns), self.environment.device)] if columns else []
         if columns is None:
-            self._report.start(state)
-        policy = _Leaving(self._policy, self._environment, lambda: self.work.check(state))
-        while (done := len(result.seed)) < episodes:
-            options = {**self._options, "episodes": min(self._environment.num_envs, episodes - done)}
-            if seed_E is not None:
-                options["episode_seeds"] = seed_E[done : done + options["episodes"]]
-            parts: list[Any] = [self._policy, self._environment, self._options["recorder"]]
-            parts = [part for part in parts if _has_state(part)]
+            self._fire(_STARTED, state, self._event(state))
+        while (done := sum(len(played.seed) for played in rounds)) < self.episodes:
             before = [_copied(part.state_dict()) for part in parts]
             try:
-                played = play(policy, self._environment, **options)
+                played = play_round(self.policy, self.environment, done, self.episodes, **options)
             except Unfinished:
                 for part, saved in zip(parts, before, strict=True):
                     part.load_state_dict(saved)
                 if INTERRUPT in state.halts:
-                    state.memory[self._rounds] = to_device(result, torch.device("cpu"))._asdict() if done else {}
+                    state.memory[f"{self.name}/rounds"] = to_device(joined(rounds), _CPU)._asdict() if done else {}
                 raise
             except Exception as error:  # raised or logged, depending on on_failure
-                recorder = self._options["recorder"]
-                if not self._drops or (recorder is not None and recorder.failure is error):
+                if not self.drops_failures or (self.recorder is not None and self.recorder.failure is error):
                     raise
                 message = "%s failed in epoch %d; its metrics are dropped and training continues"
-                logger.exception(message, self._report.name, state.epoch)
-                return None
-            result = Evaluation(*(torch.cat(both) for both in zip(result, played, strict=True))) if done else played
-            self._report.episodes(state, result, len(played.seed), state.epoch, state.clocks.as_dict())
-        return result
+                logger.exception(message, self.name, state.epoch)
+                return
+            rounds.append(played)
+            self._fire_episodes(state, self._event(state)._replace(result=joined(rounds)), len(played.seed))
+        state.memory[f"{self.name}/iterations"] = state.total_iterations
+        self._complete(state, self._event(state)._replace(result=joined(rounds)))
+
+    def _seeds(self, state: State) -> list[int] | None:
+        """Return the seeds of the first evaluation, which are to be repeated, or None before it."""
+        seeds: list[int] = state.memory.get(f"{self.name}/seeds", []) if self.same_episodes else []
+        if len(seeds) == self.episodes:
+            return seeds
+        if seeds:
+            message = "%s: the number of episodes changed from %d to %d, so new episodes are played"
+            logger.warning(message, self.name, len(seeds), self.episodes)
+        return None
+
+    def _event(self, state: State) -> EvaluationEvent:
+        """Return the event of an evaluation that begins now."""
+        return EvaluationEvent(self.name, state.epoch, state.clocks.as_dict(), empty_evaluation())
+
+    def _fire(self, name: str, state: State, event: EvaluationEvent) -> None:
+        if self.events[name].listened_to:
+            before, state._evaluation = state._evaluation, event
+            try:
+                self.events[name].fire(state)
+            finally:
+                state._evaluation = before
+
+    def _fire_episodes(self, state: State, event: EvaluationEvent, new: int) -> None:
+        """Fire `evaluation_episode_completed` for the `new` last episodes of the result."""
+        if self.events[_ENDED].listened_to:
+            count = len(event.result.seed)
+            for stop in range(count - new + 1, count + 1):
+                until = Evaluation(*(column[:stop] for column in event.result))
+                self._fire(_ENDED, state, event._replace(result=until))
+
+    def _complete(self, state: State, event: EvaluationEvent) -> None:
+        """Set the metrics and `state.memory["evaluations"]`, and fire `evaluation_completed`."""
+        result = event.result
+        if self.same_episodes:
+            state.memory[f"{self.name}/seeds"] = result.seed.tolist()
+        values = {metric: getattr(result, attribute) for metric, attribute in _METRICS.items()}
+        if not math.isnan(result.success_rate):
+            values["success_rate"] = result.success_rate
+        number = state.memory.get("evaluations", {"number": 0})["number"] + 1
+        state.memory["evaluations"] = {"number": number, "name": self.name, **values, "episodes": len(result.seed)}
+        if hasattr(self.environment, "worlds"):
+            values["world_return"] = float(result.world_returns(self.environment).mean())
+            returns = result.group_returns(self.environment)
+            values |= {f"return_{group}": float(returns_E.mean()) for group, returns_E in returns.items()}
+        self._set_metrics(state, values)
+        self._fire(_COMPLETED, state, event)
+
+    def _set_metrics(self, state: State, values: Mapping[str, float]) -> None:
+        state.metrics.update({f"{self.name}_{metric}": value for metric, value in values.items()})
 
 
-class _Background:
+class _Background(_Evaluator):
     """Requests evaluations from a process and reports their results. Part of the loop."""
 
-    def __init__(
-        self,
-        policy: Any,
-        environment: Environment,
-        process: EvaluationProcess,
-        options: dict[str, Any],
-        report: _Report,
-        drops: bool,
-        same_episodes: bool,
-    ) -> None:
-        self._policy, self._environment, self._process = policy, environment, process
-        self._options, self._report, self._drops, self._same_episodes = options, report, drops, same_episodes
-        self._at, self._seeds = (f"{report.name}/{what}" for what in ("iterations", "seeds"))
-        self._pending: dict[str, Any] | None = None  # evaluation without a result: parameters, epoch, clocks, seeds
-        self._state: Any = None  # states of policy and environment after the latest evaluation
-        self._work, self._warned = Interruptible(), False
+    def _own_parts(self) -> None:
+        from rein.episodes.evaluation_process import EvaluationProcess  # imports packages that few runs need
 
-    def attach(self, loop: Loop, event: str, at_end: bool, **filters: Any) -> None:
-        """Attach the handlers."""
+        if self.store is not None:
+            raise ValueError("evaluate_every(background=True, store=...): episodes are recorded without background")
+        self.process = EvaluationProcess(self.policy, self.environment)
+        self.pending: Any = None  # evaluation without a result: parameters, epoch, clocks, seeds
+        self.part_states: Any = None  # states of policy and environment after the latest evaluation
+        self.has_warned = False
+        self.loop.own(f"{self.name}_environment", self.environment)
+        self.loop.own(f"{self.name}_background", self)
+        self.loop.started.wire(self._begin)
+        self.loop.epoch_ended.attach(self._collect)
 
-        @loop.started.wire
-        def begin(state: State) -> None:
-            loop.cleanups.append(self._process.close)
-            if self._pending is not None:  # the previous run ended before the result
-                self._send()
+    def _begin(self, state: State) -> None:
+        self.loop.cleanups.append(self.process.close)
+        if self.pending is not None:  # the previous run ended before the result
+            self._send()
 
-        @loop.epoch_ended
-        def collect(state: State) -> None:
-            if self._pending is not None and (answer := self._process.answer()) is not None:
-                self._take(state, answer)
+    def _collect(self, state: State) -> None:
+        if self.pending is not None and (answer := self.process.answer()) is not None:
+            self._take(state, answer)
 
-        @loop.on("completed", "halted")
-        def finish(state: State) -> None:
-            if not (state.epoch_open or state._left or INTERRUPT in state.halts):
-                with contextlib.suppress(Unfinished):  # the next run repeats the evaluation
-                    self._finish(state, at_end)
-
-        def request(state: State) -> None:
-            if not state._left:
-                try:
-                    self._work.begin(state)
-                    self._await(state)
-                    self._request(state)
-                except Unfinished:
-                    self._work.leave(state)
-
-        self._work.attach(loop, event, request, **filters)
-
-    def _finish(self, state: State, at_end: bool) -> None:
-        self._work.begin(state)
-        self._await(state)
-        if at_end and state.memory.get(self._at) != state.total_iterations:
-            self._request(state)
+    def evaluate(self, state: State) -> None:
+        """Request an evaluation when the result of the previous one has arrived. Handler of the event."""
+        if state._left:
+            return
+        self.work.begin(state)
+        try:
             self._await(state)
+            self._request(state)
+        except Unfinished:
+            self.work.leave(state)
+
+    def finish(self, state: State) -> None:
+        """Wait for the last result, and evaluate at the end of a run if this is due. Handler of the final events."""
+        if _ends(state):
+            self.work.begin(state)
+            with contextlib.suppress(Unfinished):  # the next run repeats the evaluation
+                self._await(state)
+                if self._is_due(state):
+                    self._request(state)
+                    self._await(state)
 
     def _request(self, state: State) -> None:
         """Request an evaluation of the current parameters."""
-        self._report.start(state)
-        state.memory[self._at] = state.total_iterations
-        seeds = _chosen_seeds(state, self._report.name, self._options["episodes"]) if self._same_episodes else None
-        self._pending = {
-            "snapshot": self._policy.snapshot(),
-            "epoch": state.epoch,
-            "clocks": state.clocks.as_dict(),
-            "seeds": seeds,
-        }
+        event = self._event(state)
+        self._fire(_STARTED, state, event)
+        state.memory[f"{self.name}/iterations"] = state.total_iterations
+        seeds = self._seeds(state)
+        clocks = {"epoch": event.epoch, "clocks": event.clocks}
+        self.pending = {"snapshot": self.policy.snapshot(), **clocks, "seeds": seeds}
         self._send()
 
     def _send(self) -> None:
-        pending: Any = self._pending
-        seeds = pending["seeds"]
-        device, state = self._environment.device, self._state
+        seeds, device, states = self.pending["seeds"], self.environment.device, self.part_states
         seed_E = None if seeds is None else torch.tensor(seeds, dtype=torch.int64, device=device)
-        if state is None and self._policy.device == device:  # states of generators depend on the device
-            state = [to_device(self._policy.state_dict(), torch.device("cpu")), None]
-        self._process.request(pending["snapshot"], state, {**self._options, "episode_seeds": seed_E})
+        if states is None and self.policy.device == device:  # states of generators depend on the device
+            states = [to_device(self.policy.state_dict(), _CPU), None]
+        options = {"episodes": self.episodes, "max_episode_steps": self.max_episode_steps, "episode_seeds": seed_E}
+        self.process.request(self.pending["snapshot"], states, options)
 
     def _await(self, state: State) -> None:
         """Wait for the result of the pending evaluation, if there is one. Raises `Unfinished` if interrupted."""
-        if self._pending is None:
+        if self.pending is None:
             return
-        if (answer := self._process.answer()) is None and state.status == "running" and not self._warned:
+        if (answer := self.process.answer()) is None and state.status == "running" and not self.has_warned:
             message = "%s: training waits for the previous evaluation; evaluate less often, or play fewer episodes"
-            logger.warning(message, self._report.name)
-            self._warned = True
+            logger.warning(message, self.name)
+            self.has_warned = True
         while answer is None:
-            self._work.check(state)
-            answer = self._process.answer(_MOMENT)
+            self.work.check(state)
+            answer = self.process.answer(_MOMENT)
         self._take(state, answer)
 
     def _take(self, state: State, answer: Answer) -> None:
         """Report a result. An evaluation whose process has died is lost."""
-        pending: Any = self._pending
-        self._pending, name, epoch = None, self._report.name, pending["epoch"]
+        pending, self.pending = self.pending, None
+        epoch = pending["epoch"]
         if answer.result is not None:
-            self._state, result = answer.state, answer.result
-            if self._same_episodes:
-                state.memory[self._seeds] = result.seed.tolist()
-            self._report.episodes(state, result, len(result.seed), epoch, pending["clocks"])
-            self._report.complete(state, result, epoch, pending["clocks"])
+            self.part_states = answer.state
+            event = EvaluationEvent(self.name, epoch, pending["clocks"], answer.result)
+            self._fire_episodes(state, event, len(answer.result.seed))
+            self._complete(state, event)
             return
-        self._process.close()  # its environment may be in the middle of an episode
+        self.process.close()  # its environment may be in the middle of an episode
         if answer.error is None:
             message = "%s of epoch %d is lost, because its process has ended (%s); the next one starts a new process"
-            logger.warning(message, name, epoch, answer.ending)
-        elif self._drops:
-            logger.error("%s of epoch %d failed; its metrics are dropped:\n%s", name, epoch, answer.error)
+            logger.warning(message, self.name, epoch, answer.ending)
+        elif self.drops_failures:
+            logger.error("%s of epoch %d failed; its metrics are dropped:\n%s", self.name, epoch, answer.error)
         else:
-            raise WorkerError(f"{name} of epoch {epoch} failed in its process:\n{answer.error}")
+            raise WorkerError(f"{self.name} of epoch {epoch} failed in its process:\n{answer.error}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the pending evaluation, and the states of policy and environment after the latest one."""
-        return {"pending": self._pending, "state": self._state}
+        return {"pending": self.pending, "state": self.part_states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned. The next run repeats its pending evaluation."""
-        self._process.close()
-        self._pending, self._state = state["pending"], state["state"]
+        self.process.close()
+        self.pending = state["pending"]
+        self.part_states = state["state"]
 
 
-def _process_of(policy: Any, environment: Environment, store: Store | None) -> EvaluationProcess:
-    from rein.episodes.evaluation_process import EvaluationProcess  # imports packages that few runs need
-
-    if store is not None:
-        raise ValueError("evaluate_every(background=True, store=...): episodes are recorded only without background")
-    if not hasattr(policy, "builder"):
-        raise TypeError(
-            f"evaluate_every(background=True): the process cannot build {type(policy).__name__}; give a subclass of "
-            "rein.Agent or its policy"
-        )
-    return EvaluationProcess(policy.builder(environment.device), environment)
-
-
-def _chosen_seeds(state: State, name: str, episodes: int) -> list[int] | None:
-    """Return the seeds of the first evaluation, which are to be repeated, or None before it."""
-    seeds = state.memory.get(f"{name}/seeds", ())
-    if len(seeds) == episodes:
-        return seeds
-    if seeds:
-        message = "%s: the number of episodes changed from %d to %d, so new episodes are played"
-        logger.warning(message, name, len(seeds), episodes)
-    return None
-
-
-class _Leaving:
-    """Policy that calls `check` before it selects an action."""
-
-    def __init__(self, policy: Policy, environment: Environment, check: Callable[[], None]) -> None:
-        self.device = getattr(policy, "device", environment.device)
-        self.reset, self._select, self._check = policy.reset, policy.select_action, check
-
-    def select_action(self, observation: Tree) -> tuple[Tree, Mapping[str, Tensor]]:
-        """Select an action unless `check` raises."""
-        self._check()
-        return self._select(observation)
-
-
-def _has_state(part: Any) -> bool:
-    return hasattr(part, "state_dict") and hasattr(part, "load_state_dict")
+def _ends(state: State) -> bool:
+    """Return whether a final event ends the run, so that no later run continues its epoch or evaluation."""
+    return not (state.epoch_open or state._left or INTERRUPT in state.halts)
 
 
 def _copied(tree: Any) -> Any:
     return map_tree(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
-
-
-def _check_free(loop: Loop, environment: Environment, store: Store | None) -> None:
-    """Raise ValueError if the loop already uses the environment or the store."""
-    for taken, part in loop.parts.items():
-        if part is environment:
-            raise ValueError(
-                f"evaluate_every(environment=...): the loop already uses it as {taken!r}; create another environment"
-            )
-        if store is not None and _writes_to(part, store):
-            raise ValueError(
-                f"evaluate_every(store=...): {taken!r} of the loop already writes to this folder; use another one"
-            )
-
-
-def _writes_to(part: Any, store: Any) -> bool:
-    folder = getattr(store, "path", None)
-    return part is store or (folder is not None and getattr(part, "path", None) == folder)
-
-
-def _record(loop: Loop, environment: Environment, store: Any, name: str) -> Recorder:
-    """Return a recorder that writes the episodes to `store`. The loop owns both."""
-    loop.own(f"{name}_store", store)
-    recorder = loop.own(f"{name}_recorder", Recorder(store, environment.num_envs))
-    if hasattr(store, "write_run"):  # a run folder, described with these environments
-
-        @loop.started.wire
-        def write_run(state: State) -> None:
-            info = run_info(loop)
-            mine = {kind: info["parts"][f"{name}_{kind}"] for kind in ("environment", "store")}
-            store.write_run({**info, "parts": {**info["parts"], **mine}})
-
-    def flush_store(state: State) -> None:
-        store.flush()
-
-    for event in (loop.completed, loop.halted, loop.failed):
-        event.wire(flush_store)
-    return recorder

@@ -105,20 +105,20 @@ def guard_updates(loop: Loop, guard: UpdateGuard, saver: Any = None, *, agent: s
     def return_to_good(state: State) -> None:
         guard.wanted = False
         part, step_state = loop.parts[agent], state.step_state
-        found = next((c for c in saver.checkpoints.good() if c.about.get("finite")), None)
-        if found is None:
+        checkpoint = next((c for c in saver.checkpoints.good() if c.about.get("finite")), None)
+        if checkpoint is None:
             raise NonFiniteError(
                 f"NaN or infinity in an update, and no checkpoint without them in {saver.checkpoints.folder}"
             )
         counts = part.env_steps, part.updates
-        part.load_state_dict(found.state["parts"][agent])
+        part.load_state_dict(checkpoint.state["parts"][agent])
         part.env_steps, part.updates = counts  # clocks never decrease
         if isinstance(
             step_state, StepState
         ):  # memory of the restored agent does not continue into the current episodes
             everywhere = torch.ones(loop.parts["environment"].num_envs, dtype=torch.bool, device=part.device)
             part.observe_reset(step_state.observation, everywhere)
-        logger.warning("NaN or infinity in an update: the %s was restored from %s", agent, found.path)
+        logger.warning("NaN or infinity in an update: the %s was restored from %s", agent, checkpoint.path)
 
     @loop.iteration_completed
     def return_if_wanted(state: State) -> None:
@@ -159,9 +159,9 @@ def guard_data(loop: Loop) -> None:
 
 
 def _check(state: State, fields: Mapping[str, Any]) -> None:
-    given = [*floats(dict(fields), "")]
-    if math.isfinite(_total([leaf.sum() for _, leaf in given])):
+    tensors = [*floats(dict(fields), "")]
+    if math.isfinite(_total([leaf.sum() for _, leaf in tensors])):
         return
-    for path, leaf in given:
-        if found := first_nonfinite(path, leaf):
-            raise NonFiniteError(f"{found} ({where(state)})")
+    for path, leaf in tensors:
+        if problem := first_nonfinite(path, leaf):
+            raise NonFiniteError(f"{problem} ({where(state)})")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from rein.errors import optional_import
 from rein.handlers.output import in_notebook, short_number
 from rein.loop import Loop
 from rein.loop.state import CLOCKS, State
@@ -56,10 +57,8 @@ def live_plot(
         raise ValueError(f"live_plot(clock={clock!r}): unknown clock; the clocks are {', '.join(CLOCKS)}")
     if not names:
         raise ValueError("live_plot(metrics=[]): give at least one metric, such as 'episode_return'")
-    try:
+    with optional_import("live_plot needs matplotlib: pip install matplotlib"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"live_plot needs matplotlib: pip install matplotlib ({error})") from error
     for name in names if tuple(names) != _DEFAULTS else ():
         loop.metrics.read_by(f"live_plot(metrics={metrics!r})", name)
     plot = _Plot(Figure(layout="constrained"), names, clock, seconds)

@@ -1,21 +1,91 @@
-"""React to a metric that stops improving, for example by reducing the learning rate."""
+"""React to a metric that stops improving: end the run, reduce the learning rate, or call a function."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import attrs
 
-from rein.handlers.improvement import Improvement, Mode
 from rein.loop import Loop
 from rein.loop.checks import check_function
 from rein.loop.state import State
 from rein.schedules import Schedule
 
 logger = logging.getLogger("rein")
+
+Mode = Literal["min", "max"]
+
+
+@attrs.define(eq=False)
+class Improvement:
+    """Tracks the best value of a metric, and the number of firings `since` the last improvement.
+
+    A value is better if it is lower (`mode="min"`) or higher ("max") than the best value by more than `min_delta`. The
+    first number is always better. NaN is never better. NaN before the first number is not counted; a warning is logged
+    after `patience` of them.
+
+    Raises ValueError if a number is out of range.
+    """
+
+    caller: ClassVar[str] = "Improvement"  # name of the function in messages
+
+    metric: str
+    patience: int  # firings without improvement that are allowed
+    mode: Mode
+    min_delta: float
+    best: float | None = attrs.field(default=None, init=False)  # None before the first number
+    since: int = attrs.field(default=0, init=False)
+    missing: int = attrs.field(default=0, init=False)  # NaNs before the first number, in this process
+
+    def __attrs_post_init__(self) -> None:
+        if self.mode not in ("min", "max"):
+            raise ValueError(
+                f'{self.caller}(mode={self.mode!r}): expected "min" (lower is better) or "max" (higher is better)'
+            )
+        if not isinstance(self.patience, int) or self.patience < 0:
+            raise ValueError(f"{self.caller}(patience={self.patience}): expected an integer of at least 0")
+        if not self.min_delta >= 0:
+            raise ValueError(
+                f"{self.caller}(min_delta={self.min_delta}): expected at least 0; mode= gives the direction"
+            )
+
+    def compare(self, state: State) -> None:
+        """Compare the current value of the metric with the best one, if it has a value."""
+        value = state.metrics.get(self.metric)
+        if value is None or (math.isnan(value) and state._left):  # `stop` ended the evaluation that sets it
+            return
+        if math.isnan(value) and self.best is None:
+            self.missing += 1
+            if self.missing == max(self.patience, 1):
+                logger.warning("%s: %s has been NaN %d times", self.caller, self.metric, self.missing)
+        elif self.best is None or self._is_better(value, self.best):
+            self.best, self.since = value, 0
+        else:
+            self.since += 1
+
+    def _is_better(self, value: float, best: float) -> bool:
+        return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the number of firings without improvement exceeds `patience`."""
+        return self.best is not None and self.since > self.patience
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Options as JSON."""
+        return {name: getattr(self, name) for name in ("metric", "patience", "mode", "min_delta")}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value and the count."""
+        return {"best": self.best, "since": self.since}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of `state_dict`."""
+        self.best, self.since = state["best"], state["since"]
 
 
 def monitor(
@@ -203,3 +273,66 @@ def _number(name: str, rate: Any) -> float:
             )
         rate = rate()
     return float(rate)
+
+
+def early_stop(
+    loop: Loop,
+    metric: str,
+    *,
+    mode: Mode,
+    patience: int = 3,
+    min_delta: float = 0.0,
+    event: str = "epoch_ended",
+    name: str | None = None,
+    **filters: Any,
+) -> None:
+    """Halt the loop when `metric` has not improved at `patience` + 1 consecutive firings of `event`.
+
+    Example::
+
+        early_stop(loop, "evaluation_return", mode="max", patience=4, every=5)
+
+    Attach it after the handler that sets the metric, with the same filters. Firings before the metric has a value are
+    not counted. The best value and the count are saved as
+    the part `name`, so a resumed run continues to count. A resumed run that was stopped halts again: to continue it,
+    increase `patience` or set `loop.parts[name].since = 0`.
+
+    Args:
+        loop: Loop to halt.
+        metric: Name of the metric.
+        mode: "min" if lower values are better, "max" if higher values are better.
+        patience: Number of consecutive firings without improvement that are allowed.
+        min_delta: A value improves the metric if it is better than the best value by more than this. NaN never improves
+            it. NaN before the first number is not counted; a warning is logged after `patience` of them.
+        event: Name of the event.
+        name: Name of the part. Default: `early_stop/<metric>`.
+        **filters: Filters of the event, such as `every=10`.
+
+    Raises:
+        ValueError: If a number is out of range, or if the loop already owns a part `name`. At the end of the first
+            epoch, if the metric is unknown and resembles another one.
+    """
+    attach = loop.event(event)(**filters)
+    loop.metrics.read_by(f"early_stop(loop, {metric!r})", metric)
+    part = loop.own(name or f"early_stop/{metric}", EarlyStop(metric, patience, mode, min_delta))
+    attach(part.check)
+    loop.started.attach(part.halt_if_exhausted)
+
+
+@attrs.define(eq=False)
+class EarlyStop(Improvement):
+    """State of `early_stop`."""
+
+    caller = "early_stop"
+
+    def check(self, state: State) -> None:
+        """Compare the current value with the best one, and halt if patience is exhausted. Handler of the event."""
+        self.compare(state)
+        self.halt_if_exhausted(state)
+
+    def halt_if_exhausted(self, state: State) -> None:
+        """Halt if patience is exhausted, in this run or in the run that it resumes. Handler of `started`."""
+        if self.exhausted and state.status == "running":  # the last evaluation may end in `completed`
+            state.halt_loop(
+                f"{self.metric} has not improved {self.since} times in a row; its best value is {self.best:.5g}"
+            )

@@ -128,8 +128,8 @@ class PopulationBasedTraining:
     def _fixed_that_differ(self) -> list[str]:
         agents = [self.population.agent(number) for number in range(self.population.num_learners)]
         fixed = [name for name, option in options_of(self.population.kind).items() if option.metadata["fixed"]]
-        given = {name: [as_json(getattr(agent, name)) for agent in agents] for name in fixed if name != "seed"}
-        return [name for name, values in given.items() if any(value != values[0] for value in values)]
+        values_of = {name: [as_json(getattr(agent, name)) for agent in agents] for name in fixed if name != "seed"}
+        return [name for name, values in values_of.items() if any(value != values[0] for value in values)]
 
     def values(self) -> dict[str, list[float]]:
         """Return the current values of all learners for each option."""
@@ -220,10 +220,10 @@ class PopulationBasedTraining:
 
 def _checked(population: Population, option: str, low: float, high: float) -> tuple[float, float]:
     """Return the bounds of an option. Raises TypeError or ValueError if the option cannot change within them."""
-    known, kind = options_of(population.kind), population.kind.__name__
-    refuse_unknown(_NAME, [option], known)
-    if known[option].metadata["fixed"]:
-        free = ", ".join(name for name, field in known.items() if not field.metadata["fixed"])
+    options, kind = options_of(population.kind), population.kind.__name__
+    refuse_unknown(_NAME, [option], options)
+    if options[option].metadata["fixed"]:
+        free = ", ".join(name for name, field in options.items() if not field.metadata["fixed"])
         raise ValueError(f"{_NAME}: {option} of {kind} cannot change during a run; the options that can are {free}")
     if option in population.common_options:
         raise ValueError(
@@ -233,7 +233,7 @@ def _checked(population: Population, option: str, low: float, high: float) -> tu
     if not (low < high and math.isfinite(high - low)):
         raise ValueError(f"{_NAME}({option}=({low}, {high})): expected two numbers, the lower one first")
     for bound in (low, high):
-        checked(population.agent(0), known[option], bound)
+        checked(population.agent(0), options[option], bound)
     return low, high
 
 

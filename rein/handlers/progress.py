@@ -8,10 +8,19 @@ import html
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TextIO
 
-from rein.handlers.output import UNSOLVED, duration, ending, grouped, in_notebook, short_number, write_line
+from rein.handlers.output import (
+    UNSOLVED,
+    duration,
+    ending,
+    grouped,
+    in_notebook,
+    rate,
+    short_number,
+    write_line,
+)
 from rein.loop import Loop
 from rein.loop.state import CLOCKS, INTERRUPT, State
 
@@ -78,7 +87,7 @@ class _Sample(NamedTuple):
     """Values read for one drawing."""
 
     seconds: float
-    counts: Mapping[str, float]  # values of the clock `unit`, or of those in `UNITS`
+    counts: Mapping[str, float]  # values of the clocks that are shown
     done: float  # fraction of the run, 0 to 1; NaN if the run has no end
 
 
@@ -86,12 +95,13 @@ class _Display:
     """Decides when to draw, reads the values, and passes them to a bar or to lines."""
 
     def __init__(self, description: str, unit: str | None, total: float | None, file: TextIO | None) -> None:
-        self._description, self._total, self._file = description, total, file
+        self._description = description
+        self._total = total
+        self._file = file
         self._units = UNITS if unit is None else (unit,)
-        self._screen: _Bar | _Html | _Lines | None = None
+        self._screen: _Lines | None = None
         self._due = math.inf
         self._samples: collections.deque[_Sample] = collections.deque(maxlen=WINDOW)
-        self._clocks: collections.deque[tuple[float, dict[str, int]]] = collections.deque(maxlen=WINDOW)
         self._episode_return = math.nan
 
     def begin(self, loop: Loop, state: State) -> None:
@@ -99,31 +109,30 @@ class _Display:
         self._close()
         file = sys.stdout if self._file is None else self._file
         if self._file is None and in_notebook():
-            self._screen = _Html(self._description)
+            kind: type[_Lines] = _Html
         else:
-            self._screen = _Bar(file, self._description) if _draws_bars(file) else _Lines(file, self._description)
+            kind = _Bar if _draws_bars(file) else _Lines
+        self._screen = kind(file, self._description)
         self._samples.clear()
-        self._clocks.clear()
         self._episode_return = math.nan
-        first = self._sample(state)
-        self._screen.begin(first.done, self._text(first))
+        self._sample(state, self._screen)
+        self._screen.begin(self._samples[-1].done, "  ".join(self._parts().values()))
 
     def tick(self, loop: Loop, state: State) -> None:
         """Draw if enough time has passed. Called in every iteration, so it must be fast."""
-        if time.perf_counter() >= self._due and self._screen is not None:
-            sample = self._sample(state)
-            self._read_return(state)
-            rows = self._rows(state) if self._screen.has_rows else {}
-            self._screen.draw(sample.done, f"{self._text(sample)}{self._left(sample, state)}", rows, _signalled(state))
+        if time.perf_counter() >= self._due and (screen := self._screen) is not None:
+            self._sample(state, screen)
+            parts = {**self._parts(), "left": self._left(state)}
+            rows = self._rows(state) if screen.has_rows else {}
+            screen.draw(self._samples[-1].done, "  ".join(filter(None, parts.values())), rows, _signalled(state))
 
     def end(self, loop: Loop, state: State) -> None:
         """Draw a last time and release the terminal. Observer of the final events."""
         if self._screen is None:  # a handler of `started` failed
             return
         try:
-            sample = self._sample(state)
-            self._read_return(state)
-            self._screen.end(sample.done, self._parts(sample), ending(state), _signalled(state))
+            self._sample(state, self._screen)
+            self._screen.end(self._samples[-1].done, {**self._parts(), "ending": ending(state)}, _signalled(state))
         finally:
             self._close()
 
@@ -132,78 +141,67 @@ class _Display:
         if screen is not None:
             screen.close()
 
-    def _sample(self, state: State) -> _Sample:
-        now, counts = time.perf_counter(), {name: getattr(state.clocks, name) for name in self._units}
-        done = 1.0 - state.remaining if self._total is None else min(1.0, counts[self._unit] / self._total)
+    def _sample(self, state: State, screen: _Lines) -> None:
+        """Read the clocks, and the latest return: early in an epoch it is NaN, because no episode has ended yet."""
+        now = time.perf_counter()
+        counts = {name: getattr(state.clocks, name) for name in dict.fromkeys((*self._units, *RATES))}
+        done = 1.0 - state.remaining if self._total is None else min(1.0, counts[self._units[0]] / self._total)
+        if self._samples and not math.isnan(value := state.metrics.get("episode_return", math.nan)):
+            self._episode_return = value
         self._samples.append(_Sample(now, counts, done))
-        self._due = now + (self._screen.every if self._screen is not None else 0.0)
-        return self._samples[-1]
+        self._due = now + screen.every
 
     @property
     def _unit(self) -> str:
         """The clock to show: the first of the units that has advanced."""
-        if len(self._units) == 1:
-            return self._units[0]
         first, last = self._samples[0].counts, self._samples[-1].counts
         return max(self._units, key=lambda name: last[name] > first[name])
 
-    def _read_return(self, state: State) -> None:
-        """Update the latest return. Early in an epoch it is NaN, because no episode has ended yet."""
-        if "episode_return" in state.metrics:
-            value = state.metrics["episode_return"]
-            self._episode_return = self._episode_return if math.isnan(value) else value
+    def _rate(self, name: str) -> float:
+        """Return the steps of a clock per second since the first drawing in the window; NaN if it has not advanced."""
+        first, last = self._samples[0], self._samples[-1]
+        return rate(last.counts[name] - first.counts[name] or math.nan, last.seconds - first.seconds)
 
-    def _text(self, sample: _Sample) -> str:
-        """Return ` 42%  12,800 env_steps  51,200/s  return -10.25`, without unknown parts."""
-        return "  ".join(self._parts(sample).values())
-
-    def _parts(self, sample: _Sample) -> dict[str, str]:
+    def _parts(self) -> dict[str, str]:
+        """Return ` 42%`, `12,800 env_steps`, `51,200/s` and `return -10.25` by name, without unknown parts."""
+        sample, unit = self._samples[-1], self._unit
         parts = {} if math.isnan(sample.done) else {"share": f"{sample.done:4.0%}"}
-        first, unit = self._samples[0], self._unit
         parts["count"] = f"{sample.counts[unit]:,.0f} {unit}"
-        seconds, counted = sample.seconds - first.seconds, sample.counts[unit] - first.counts[unit]
-        if counted > 0 and seconds > 0:
-            parts["rate"] = f"{counted / seconds:,.{0 if counted >= 10 * seconds else 2}f}/s"
+        if not math.isnan(speed := self._rate(unit)):
+            parts["rate"] = f"{speed:,.{0 if speed >= 10 else 2}f}/s"
         if not math.isnan(self._episode_return):
             parts["return"] = f"return {self._episode_return:,.5g}"
         return parts
 
-    def _left(self, sample: _Sample, state: State) -> str:
-        first = self._samples[0]
-        if not sample.done > first.done:
+    def _left(self, state: State) -> str:
+        first, last = self._samples[0], self._samples[-1]
+        if not last.done > first.done:
             return ""
-        seconds = (sample.seconds - first.seconds) * (1.0 - sample.done) / (sample.done - first.done)
-        return f"  {'< ' * _may_end_early(state)}{duration(seconds)} left"
+        seconds = (last.seconds - first.seconds) * (1.0 - last.done) / (last.done - first.done)
+        # `solved` ends the run earlier if its target is reached
+        ends_early = any(record["stop"] for key, record in state.memory.items() if key.startswith(UNSOLVED))
+        return f"{'< ' * ends_early}{duration(seconds)} left"
 
     def _rows(self, state: State) -> dict[str, str]:
         """Return the rows of the panel: the target, and the returns, losses and rates of the last epochs."""
         rows = {"target": _target(state), "returns": _curve(state), "evaluation": _evaluation(state)}
         if state.history:
             losses = [name for name in state.history[-1].metrics if grouped(name).startswith("loss/")]
-            values = {grouped(name).partition("/")[2]: _last_value(state, name) for name in losses}
-            known = {short: value for short, value in values.items() if not math.isnan(value)}
-            rows["loss"] = "   ".join(f"{short} {short_number(value)}" for short, value in known.items())
-        rows["speed"] = "   ".join(self._rates(state))
+            rows["loss"] = _joined({grouped(name).partition("/")[2]: _last_value(state, name) for name in losses})
+        rates = {f"{name}/s": float(f"{self._rate(name):.3g}") for name in RATES if name != self._unit}
+        rows["speed"] = _joined(rates, number_first=True)
         return {label: text for label, text in rows.items() if text}
 
-    def _rates(self, state: State) -> Iterator[str]:
-        """Yield the rates of other clocks than the one on the bar, since the first drawing in the window."""
-        clocks = {name: getattr(state.clocks, name) for name in RATES if name != self._unit}
-        self._clocks.append((time.perf_counter(), clocks))
-        (began, first), (now, _) = self._clocks[0], self._clocks[-1]
-        for name, count in clocks.items():
-            if count > first[name] and now > began:
-                yield f"{short_number(float(f'{(count - first[name]) / (now - began):.3g}'))} {name}/s"
+
+def _joined(values: Mapping[str, float], *, number_first: bool = False) -> str:
+    """Return names and numbers on one line, without NaN."""
+    pairs = [(name, short_number(value)) for name, value in values.items() if not math.isnan(value)]
+    return "   ".join(" ".join(reversed(pair) if number_first else pair) for pair in pairs)
 
 
 def _signalled(state: State) -> bool:
     """Return whether a signal has ended the run, so that `interrupts` has written to the terminal."""
     return INTERRUPT in state.halts and str(state.reason).startswith("interrupted by")
-
-
-def _may_end_early(state: State) -> bool:
-    """Return whether `solved` will end the run when its target is reached."""
-    return any(record["stop"] for key, record in state.memory.items() if key.startswith(UNSOLVED))
 
 
 def _last_value(state: State, name: str) -> float:
@@ -244,25 +242,79 @@ def _evaluation(state: State) -> str:
     return f"{short_number(last['return'])}{spread}   {last['episodes']} episodes"
 
 
-class _Bar:
-    """Bar that is drawn over itself, within a panel if there are rows. Other output is printed above it."""
+class _Lines:
+    """Writes a line for each drawing. Base class of displays that draw over themselves."""
 
-    every, has_rows = BAR_SECONDS, True
+    every = LINE_SECONDS
+    has_rows = False
 
     def __init__(self, file: TextIO, description: str) -> None:
-        from rich.cells import cell_len
+        self._file = file
+        self._description = description
+
+    def begin(self, done: float, text: str) -> None:
+        """Write nothing, because nothing has happened yet."""
+
+    def draw(self, done: float, text: str, rows: Mapping[str, str], signalled: bool) -> None:
+        """Write a line."""
+        error = write_line(self._line(text), self._file)
+        if error is not None and not isinstance(error, BrokenPipeError):  # for example when piped to `head`
+            raise error
+
+    def end(self, done: float, parts: dict[str, str], signalled: bool) -> None:
+        """Show all parts, which include the ending of the run."""
+        self.draw(done, "  ".join(parts.values()), {}, signalled)
+
+    def close(self) -> None:
+        """Do nothing: the last line stays visible."""
+
+    def _line(self, text: str) -> str:
+        return "  ".join(filter(None, [self._description, text]))
+
+
+class _Html(_Lines):
+    """An HTML bar in the output of a notebook cell, replaced at each drawing. It needs no widgets."""
+
+    every = BAR_SECONDS
+
+    def begin(self, done: float, text: str) -> None:
+        """Add the bar to the output of the cell."""
+        from IPython.display import display  # pyright: ignore[reportMissingImports]  # only in notebooks
+
+        self._handle: Any = display(self._bundle(done, text), raw=True, display_id=True)
+
+    def draw(self, done: float, text: str, rows: Mapping[str, str], signalled: bool) -> None:
+        """Replace the bar. A saved notebook keeps the last one."""
+        self._handle.update(self._bundle(done, text), raw=True)
+
+    def _bundle(self, done: float, text: str) -> dict[str, str]:
+        """Return the bar as HTML, and as text for notebooks that are converted to text."""
+        line = self._line(text)
+        bar = "" if math.isnan(done) else f'<progress value="{done:.4f}"></progress> '
+        style = "white-space: pre-wrap; font-variant-numeric: tabular-nums"
+        return {"text/plain": line, "text/html": f'{bar}<span style="{style}">{html.escape(line)}</span>'}
+
+
+class _Bar(_Lines):
+    """Bar that is drawn over itself, within a panel if there are rows. Other output is printed above it."""
+
+    every = BAR_SECONDS
+    has_rows = True
+
+    def __init__(self, file: TextIO, description: str) -> None:
         from rich.console import Console
         from rich.live import Live
         from rich.progress import BarColumn, Progress, TextColumn
         from rich.table import Column
 
-        def text(field: str) -> TextColumn:
-            return TextColumn(field, markup=False, table_column=Column(no_wrap=True))
-
-        label = [text("{task.description}")] if description else []
+        super().__init__(file, description)
+        label, text = (
+            TextColumn(field, markup=False, table_column=Column(no_wrap=True))
+            for field in ("{task.description}", "{task.fields[text]}")
+        )
         self._console = Console(file=file, force_terminal=True)
-        bar = BarColumn(20)  # shrinks first in a narrow terminal
-        self._progress = Progress(*label, bar, text("{task.fields[text]}"), console=self._console)
+        columns = [*[label] * bool(description), BarColumn(20), text]  # the bar shrinks first in a narrow terminal
+        self._progress = Progress(*columns, console=self._console)
         self._task = self._progress.add_task(description, total=None, text="")
         self._live = Live(
             console=self._console,
@@ -270,8 +322,6 @@ class _Bar:
             redirect_stdout=sys.stdout.isatty(),  # a redirected stdout is left alone
             redirect_stderr=sys.stderr.isatty(),
         )
-        self._length = cell_len
-        self._taken = cell_len(description) + 1 if description else 0  # including a space
         self._signalled = False
 
     def begin(self, done: float, text: str) -> None:
@@ -282,38 +332,38 @@ class _Bar:
 
     def draw(self, done: float, text: str, rows: Mapping[str, str], signalled: bool) -> None:
         """Draw the bar, and the rows if the terminal is large enough."""
-        if signalled and not self._signalled:  # draw below the message, and leave the old panel as it is
-            self._signalled, self._live._live_render._shape = True, None
-        if not math.isnan(done):
-            self._progress.update(self._task, total=1.0, completed=done)
-        self._progress.update(self._task, text=text)
-        width, height = self._console.size
-        bar = self._progress.get_renderable()
-        small = width < LEAST_COLUMNS or height < LEAST_ROWS or self._console.options.ascii_only
-        self._live.update(bar if small or not rows else self._panel(bar, rows), refresh=True)
-
-    def _panel(self, bar: Any, rows: Mapping[str, str]) -> Any:
         from rich.console import Group
         from rich.panel import Panel
         from rich.table import Table
         from rich.text import Text
 
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(no_wrap=True, style="dim")
-        grid.add_column(no_wrap=True, overflow="ellipsis")
-        for label, text in rows.items():
-            grid.add_row(label, Text(text))
-        return Panel(Group(bar, grid), border_style="dim", width=min(self._console.width, MOST_COLUMNS))
+        if signalled and not self._signalled:  # draw below the message, and leave the old panel as it is
+            self._signalled = True
+            self._live._live_render._shape = None
+        if not math.isnan(done):
+            self._progress.update(self._task, total=1.0, completed=done)
+        self._progress.update(self._task, text=text)
+        width, height = self._console.size
+        drawing: Any = self._progress.get_renderable()
+        if rows and width >= LEAST_COLUMNS and height >= LEAST_ROWS and not self._console.options.ascii_only:
+            grid = Table.grid(padding=(0, 2))
+            grid.add_column(no_wrap=True, style="dim")
+            grid.add_column(no_wrap=True, overflow="ellipsis")
+            for label, row in rows.items():
+                grid.add_row(label, Text(row))
+            drawing = Panel(Group(drawing, grid), border_style="dim", width=min(width, MOST_COLUMNS))
+        self._live.update(drawing, refresh=True)
 
-    def end(self, done: float, parts: dict[str, str], ending: str, signalled: bool) -> None:
+    def end(self, done: float, parts: dict[str, str], signalled: bool) -> None:
         """Draw the bar with the ending of the run, and as many other parts as fit. The panel disappears."""
-        room = self._console.width - self._taken - 2  # at least one column of bar, and a space
-        shown = {**parts, "ending": ending}
+        from rich.cells import cell_len
+
+        label = cell_len(self._description) + 1 if self._description else 0  # including a space
+        room = self._console.width - label - 2  # at least one column of bar, and a space
         for name in GOES_FIRST:
-            if self._length("  ".join(shown.values())) <= room:
-                break
-            shown.pop(name, None)
-        self.draw(done, "  ".join(shown.values()), {}, signalled)
+            if cell_len("  ".join(parts.values())) > room:
+                parts.pop(name, None)
+        super().end(done, parts, signalled)
 
     def close(self) -> None:
         """Release the terminal and leave the bar visible. May be called twice."""
@@ -324,65 +374,6 @@ class _Bar:
             self._console.file.write(SHOW_CURSOR)
             self._console.file.flush()
         atexit.unregister(self.close)
-
-
-class _Html:
-    """An HTML bar in the output of a notebook cell, replaced at each drawing. It needs no widgets."""
-
-    every, has_rows = BAR_SECONDS, False
-
-    def __init__(self, description: str) -> None:
-        self._label = [description] if description else []
-        self._handle: Any = None
-
-    def begin(self, done: float, text: str) -> None:
-        """Add the bar to the output of the cell."""
-        from IPython.display import display  # pyright: ignore[reportMissingImports]  # only in notebooks
-
-        self._handle = display(self._bundle(done, text), raw=True, display_id=True)
-
-    def draw(self, done: float, text: str, rows: Mapping[str, str], signalled: bool) -> None:
-        """Replace the bar."""
-        self._handle.update(self._bundle(done, text), raw=True)
-
-    def end(self, done: float, parts: dict[str, str], ending: str, signalled: bool) -> None:
-        """Replace the bar by its last state, which a saved notebook keeps."""
-        self.draw(done, "  ".join([*parts.values(), ending]), {}, signalled)
-
-    def close(self) -> None:
-        """Do nothing: the bar stays visible."""
-
-    def _bundle(self, done: float, text: str) -> dict[str, str]:
-        """Return the bar as HTML, and as text for notebooks that are converted to text."""
-        line = "  ".join([*self._label, text])
-        bar = "" if math.isnan(done) else f'<progress value="{done:.4f}"></progress> '
-        style = "white-space: pre-wrap; font-variant-numeric: tabular-nums"
-        return {"text/plain": line, "text/html": f'{bar}<span style="{style}">{html.escape(line)}</span>'}
-
-
-class _Lines:
-    """Writes a line for each drawing."""
-
-    every, has_rows = LINE_SECONDS, False
-
-    def __init__(self, file: TextIO, description: str) -> None:
-        self._file, self._label = file, [description] if description else []
-
-    def begin(self, done: float, text: str) -> None:
-        """Write nothing, because nothing has happened yet."""
-
-    def draw(self, done: float, text: str, rows: Mapping[str, str], signalled: bool) -> None:
-        """Write a line."""
-        error = write_line("  ".join([*self._label, text]), self._file)
-        if error is not None and not isinstance(error, BrokenPipeError):  # for example when piped to `head`
-            raise error
-
-    def end(self, done: float, parts: dict[str, str], ending: str, signalled: bool) -> None:
-        """Write all parts and the ending of the run."""
-        self.draw(done, "  ".join([*parts.values(), ending]), {}, signalled)
-
-    def close(self) -> None:
-        """Do nothing: the last line is already written."""
 
 
 def _draws_bars(file: TextIO) -> bool:

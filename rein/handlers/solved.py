@@ -29,7 +29,7 @@ def solved(
 
     def is_met(state: State) -> bool:
         records = (state.memory.get(key) for key in ("solved", rule_key))
-        return any(found is not None and rule.items() <= found.items() for found in records)
+        return any(record is not None and rule.items() <= record.items() for record in records)
 
     @loop.event(event)(**filters)
     def record(state: State) -> None:

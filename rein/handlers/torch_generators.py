@@ -47,7 +47,7 @@ def torch_generators(
 
     loop.started.wire(begin)
     for event in (loop.iteration_started, loop.epoch_completed, loop.epoch_halted, loop.epoch_ended):
-        event.wire(part.settle)  # the open epoch continues or ends
+        event.wire(part.restore)  # the open epoch continues or ends
     loop.epoch_started.wire(part.remember, last=True)  # after all handlers have drawn
 
 
@@ -62,9 +62,9 @@ def _within(loop: Loop) -> Iterator[TorchGenerators]:
 class TorchGenerators:
     """State of `torch_generators`: generators at the start of the epoch, and generators to restore later."""
 
-    def __init__(self, device: torch.device | None, given: Sequence[torch.Generator] = ()) -> None:
+    def __init__(self, device: torch.device | None, generators: Sequence[torch.Generator] = ()) -> None:
         self._cuda = device if device is not None and device.type == "cuda" else None
-        self._given = {f"given_{place}": generator for place, generator in enumerate(given)}
+        self._generators = {f"given_{place}": generator for place, generator in enumerate(generators)}
         self._epoch_began: dict[str, Tensor] | None = None
         self._waiting: dict[str, Tensor] | None = None  # states to restore after the skipped batches
 
@@ -78,14 +78,14 @@ class TorchGenerators:
             self._write(self._waiting)
             self._waiting = None
 
-    def settle(self, state: State) -> None:
+    def restore(self, state: State) -> None:
         """Restore the generators as they were when the run was left. Handler of the first event after `begin`.
 
         A generator that the data has used since `begin` is already right: a sampler draws once more at its end, which
         may be with the batch just fetched.
         """
         if self._waiting is not None and self._epoch_began is not None:
-            for name, generator in self._given.items():
+            for name, generator in self._generators.items():
                 if not torch.equal(generator.get_state().cpu(), self._epoch_began[name].cpu()):
                     self._waiting[name] = generator.get_state()
             self._write(self._waiting)
@@ -98,20 +98,20 @@ class TorchGenerators:
     def leave_global(self) -> None:
         """Do not restore torch's global generators, which an outer loop has already restored."""
         if self._waiting is not None:
-            self._waiting = {name: state for name, state in self._waiting.items() if name in self._given}
+            self._waiting = {name: state for name, state in self._waiting.items() if name in self._generators}
 
     def _read(self) -> dict[str, Tensor]:
         states = {"host": torch.get_rng_state()}
         if self._cuda is not None:
             states["cuda"] = torch.cuda.get_rng_state(self._cuda)
-        return {**states, **{name: generator.get_state() for name, generator in self._given.items()}}
+        return {**states, **{name: generator.get_state() for name, generator in self._generators.items()}}
 
     def _write(self, generators: Mapping[str, Tensor]) -> None:
         if "host" in generators:
             torch.set_rng_state(generators["host"].cpu())
         if self._cuda is not None and "cuda" in generators:
             torch.cuda.set_rng_state(generators["cuda"].cpu(), self._cuda)
-        for name, generator in self._given.items():
+        for name, generator in self._generators.items():
             generator.set_state(generators[name].cpu())
 
     def state_dict(self) -> dict[str, Any]:
@@ -124,10 +124,10 @@ class TorchGenerators:
         Raises ValueError if the number of `generators` differs.
         """
         saved = sum(name.startswith("given_") for name in state["now"])
-        if saved != len(self._given):
+        if saved != len(self._generators):
             raise ValueError(
                 f"the saved state has {saved} generators besides torch's global ones, "
-                f"and the loop has {len(self._given)}; "
+                f"and the loop has {len(self._generators)}; "
                 "pass the same generators=[...] of the DataLoaders to torch_generators or trainer"
             )
         self._waiting, began = dict(state["now"]), state["epoch_began"]

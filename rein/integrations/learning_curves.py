@@ -1,6 +1,6 @@
-"""Learning curves of runs: read the metrics of their folders and plot them.
+"""Learning curves of runs, and returns of the learners of a population over an option in which they differ.
 
-Shapes: K epochs.
+Shapes: K epochs, S learners.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import numpy as np
 
 from rein.errors import StoreError
 from rein.files import absolute, short
-from rein.integrations.plot import Curve, curve_of, draw_curves, make_figure
+from rein.integrations.plot import COLOURS, Curve, curve_of, draw_curves, make_figure, readable, short_number
 from rein.loop.state import CLOCKS
 from rein.store.metrics import EPOCHS, CSVTable, awaits_epoch
 from rein.store.reader import Run, open_run
+
+logger = logging.getLogger("rein")
 
 Clock = Literal["env_steps", "vector_steps", "updates", "episodes", "iterations", "epochs", "seconds"]
 OneRun = str | PathLike[str] | Run  # the folder of a run, or the opened run
 Runs = OneRun | Iterable[OneRun]
 
-logger = logging.getLogger("rein")
 
 _DEFAULTS = ("episode_return", "evaluation_return")  # metrics to plot by default
 # Options of a recipe that do not distinguish runs
@@ -114,15 +115,15 @@ def read_all(paths: Sequence[Path]) -> list[Columns]:
 
     Raises StoreError if no run remains, and as `read_columns` does.
     """
-    found = []
+    columns = []
     for number, path in enumerate(paths, 1):
         try:
-            found.append(read_columns(path))
+            columns.append(read_columns(path))
         except NoEpochYet as error:
-            if number == len(paths) and not found:
+            if number == len(paths) and not columns:
                 raise
             logger.warning("%s", error)
-    return found
+    return columns
 
 
 def choose_metric(runs: Sequence[Columns], named: str | None, clock: str) -> str:
@@ -132,10 +133,10 @@ def choose_metric(runs: Sequence[Columns], named: str | None, clock: str) -> str
             raise ValueError(f"{run.path}: has no clock {clock!r}; the clocks are {', '.join(run.clocks)}")
     shared = [name for name in runs[0].metrics if all(_has(run, name, clock) for run in runs)]
     if named is None:
-        found = next((name for name in (*_DEFAULTS, *shared) if name in shared), None)
-        if found is None:
+        default = next((name for name in (*_DEFAULTS, *shared) if name in shared), None)
+        if default is None:
             raise ValueError(f"{runs[0].path}: no metric has a value yet, so there is nothing to plot")
-        return found
+        return default
     for run in runs:
         if named not in run.metrics:
             raise ValueError(f"{run.path}: has no metric {named!r}; the metrics are {', '.join(run.metrics)}")
@@ -175,15 +176,14 @@ def _kind(run: Run) -> _Kind | None:
     parts = run.info.get("parts")
     if not isinstance(parts, Mapping):
         return None
-    recipe = parts.get("recipe")
-    config = recipe.get("config") if isinstance(recipe, Mapping) else None
-    if isinstance(config, Mapping) and isinstance(config.get("options"), Mapping):
+    config = _config(parts, "recipe")
+    if isinstance(config.get("options"), Mapping):
         options = dict(config["options"])
-        kept = {name: value for name, value in options.items() if name not in _IGNORED}
-        return _Kind(str(config.get("name")), kept, True, options.get("seed"))
+        compared = {name: value for name, value in options.items() if name not in _IGNORED}
+        return _Kind(str(config.get("name")), compared, True, options.get("seed"))
     seed = {name: _config(parts, name).get("seed") for name in ("agent", "environment")}
-    kept = {name: _without_seeds(part) for name, part in parts.items() if name != "store"}
-    return _Kind(f"{_class(parts, 'agent')} in {_class(parts, 'environment')}", kept, False, seed)
+    options = {name: _without_seeds(part) for name, part in parts.items() if name != "store"}
+    return _Kind(f"{_class(parts, 'agent')} in {_class(parts, 'environment')}", options, False, seed)
 
 
 def _labels(kinds: Sequence[_Kind | None]) -> list[str | None]:
@@ -224,3 +224,85 @@ def _without_seeds(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_seeds(inner) for key, inner in value.items() if key not in _IGNORED}
     return [_without_seeds(inner) for inner in value] if isinstance(value, list) else value
+
+
+METRIC = "learner_return"
+_LOGARITHMIC = 10.0  # smallest ratio of positive values for a logarithmic axis
+
+
+class Learners(NamedTuple):
+    """Value of an option and return of each learner."""
+
+    values: list[Any]  # (S,) numbers or texts
+    returns: np.ndarray  # (S,) last finite value of the metric; NaN if it has none
+
+
+def read_learners(path: Path, option: str, metric: str | None = None) -> Learners:
+    """Read the values of an option and the last returns of the learners of a run.
+
+    The option is one in which the learners differ. A schedule counts as its initial value. Options that
+    `rein.population_based_training` changes have their last values.
+
+    Raises ValueError if the run is not of a population, or if its learners do not differ in the option.
+    """
+    columns, metric = read_columns(path), metric or METRIC
+    count = next(number for number in range(len(columns.metrics) + 1) if f"{metric}/{number}" not in columns.metrics)
+    if not count:
+        raise ValueError(f"{path}: has no metric {metric}/0; the run is not of a rein.Population")
+    returns = np.array([_last(columns, f"{metric}/{number}") for number in range(count)])
+    if not np.isfinite(returns).any():
+        raise ValueError(f"{path}: no learner has finished an episode yet")
+    if f"{option}/0" in columns.metrics:
+        return Learners([_last(columns, f"{option}/{number}") for number in range(count)], returns)
+    differ = _differing(open_run(path, follow=True).info, count)
+    if option not in differ:
+        raise ValueError(
+            f"{path}: the learners do not differ in {option!r}; they differ in {', '.join(differ) or 'none'}"
+        )
+    return Learners([shown_option(value) for value in differ[option]], returns)
+
+
+def _last(columns: Columns, name: str) -> float:
+    column = columns.metrics[name]
+    finite = column[np.isfinite(column)]
+    return float(finite[-1]) if len(finite) else float("nan")
+
+
+def _differing(info: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
+    """Return the options in which the learners differ, from the description of a run, which is not trusted."""
+    parts = info.get("parts")
+    config = _config(parts if isinstance(parts, Mapping) else {}, "agent")
+    lists = {name: value for name, value in config.items() if isinstance(value, list) and len(value) == count}
+    return {name: values for name, values in lists.items() if any(value != values[0] for value in values)}
+
+
+def shown_option(value: Any) -> Any:
+    """Return a number as it is, the initial value of a schedule, and anything else as a text."""
+    segments = value.get("segments") if isinstance(value, Mapping) else None
+    if isinstance(segments, list) and segments and isinstance(segments[0], Mapping):
+        value = segments[0].get("start")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number else value if isinstance(value, str) else json.dumps(value)
+
+
+def draw_learners(axes: Any, runs: Mapping[str, Learners], *, option: str, metric: str | None = None) -> None:
+    """Draw a point for each learner of each run, and mark the best one.
+
+    The axis of the option is logarithmic if its values are positive and span a factor of 10.
+    """
+    numeric = all(isinstance(value, int | float) for run in runs.values() for value in run.values)
+    marks: list[tuple[float, Any]] = []
+    for index, (label, run) in enumerate(runs.items()):
+        values = run.values if numeric else [readable(str(value)) for value in run.values]
+        axes.plot(values, run.returns, "o", color=COLOURS[index % len(COLOURS)], alpha=0.8, label=readable(label))
+        marks += [(value, values[i]) for i, value in enumerate(run.returns) if np.isfinite(value)]
+    best, at = max(marks, key=lambda mark: mark[0])
+    text = f"best: {short_number(best)} at {at:.3g}" if numeric else f"best: {short_number(best)} at {at}"
+    axes.plot([at], [best], "*", color="black", markersize=13, label=text)
+    numbers = [value for run in runs.values() for value in run.values] if numeric else []
+    if numbers and min(numbers) > 0 and max(numbers) >= _LOGARITHMIC * min(numbers):
+        axes.set_xscale("log")
+    axes.set_xlabel(readable(option.replace("_", " ")))
+    axes.set_ylabel("mean return of the last 100 episodes" if metric is None else readable(metric.replace("_", " ")))
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)

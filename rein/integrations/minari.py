@@ -17,6 +17,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
+from rein.errors import optional_import
 from rein.loop import Loop
 from rein.loop.state import State
 from rein.ops.trees import leaves, map_tree
@@ -57,10 +58,10 @@ class MinariData:
         self.dataset = _load(dataset) if isinstance(dataset, str) else dataset
         self.observation_space: spaces.Space[Any] = self.dataset.observation_space
         self.action_space: spaces.Space[Any] = self.dataset.action_space
-        known = {int(index) for index in self.dataset.episode_indices}
-        if missing := sorted({int(index) for index in episodes or ()} - known):
-            raise ValueError(f"{self.dataset.id}: no episode {missing[0]}; the dataset has {len(known)} episodes")
-        self.episodes = sorted(known if episodes is None else {int(index) for index in episodes})
+        available = {int(index) for index in self.dataset.episode_indices}
+        if missing := sorted({int(index) for index in episodes or ()} - available):
+            raise ValueError(f"{self.dataset.id}: no episode {missing[0]}; the dataset has {len(available)} episodes")
+        self.episodes = sorted(available if episodes is None else {int(index) for index in episodes})
         for space in (self.observation_space, self.action_space):
             _check_tensors(space)
 
@@ -114,8 +115,8 @@ class MinariData:
     @property
     def reference_scores(self) -> tuple[float, float] | None:
         """Returns that correspond to the normalized scores 0 and 100, or None if the dataset has none."""
-        known = self.dataset.storage.metadata
-        low, high = known.get("ref_min_score"), known.get("ref_max_score")
+        metadata = self.dataset.storage.metadata
+        low, high = metadata.get("ref_min_score"), metadata.get("ref_max_score")
         return None if low is None or high is None else (float(low), float(high))
 
     def normalized_score(self, episode_return: float) -> float:
@@ -148,10 +149,8 @@ def report_score(loop: Loop, data: MinariData, name: str = "evaluation") -> None
 
 
 def _load(name: str) -> Any:
-    try:
+    with optional_import(f"loading the Minari dataset {name!r} needs minari: pip install minari pillow"):
         import minari  # pyright: ignore[reportMissingImports]  # an extra
-    except ImportError as error:
-        raise ImportError(f"loading the Minari dataset {name!r} needs minari: pip install minari pillow") from error
     return minari.load_dataset(name)
 
 
@@ -233,13 +232,11 @@ def export_minari(
         run = rein.open_run("runs/cartpole")
         export_minari(run, "cartpole/ppo-v0", agent.observation_space, agent.action_space, author="me")
     """
-    try:
+    with optional_import("exporting to Minari needs minari: pip install minari pillow"):
         import minari  # pyright: ignore[reportMissingImports]  # an extra
         from minari.data_collector.episode_buffer import EpisodeBuffer  # pyright: ignore[reportMissingImports]  # an extra
         from minari.dataset.minari_dataset import parse_dataset_id  # pyright: ignore[reportMissingImports]  # an extra
         from minari.storage import get_dataset_path  # pyright: ignore[reportMissingImports]  # an extra
-    except ImportError as error:
-        raise ImportError("exporting to Minari needs minari: pip install minari pillow") from error
     if "jpeg_encoding" not in inspect.signature(minari.create_dataset_from_buffers).parameters:
         raise ImportError(
             "exporting to Minari needs minari 0.5.4 or newer, which does not compress images: pip install -U minari"
@@ -251,9 +248,10 @@ def export_minari(
     path = get_dataset_path(dataset_id)
     if path.exists():
         raise ValueError(f"{dataset_id}: the dataset exists already, in {path}; give another name or version")
-    found = {"observation_space": narrowed(observation_space), "action_space": narrowed(action_space)}
+    narrow_spaces = {"observation_space": narrowed(observation_space), "action_space": narrowed(action_space)}
     episodes: Any = (  # a generator is enough: episodes are written one by one
-        EpisodeBuffer(id=n, **_buffer(e, *found.values())) for n, e in enumerate(whole_episodes(trajectories, rows))
+        EpisodeBuffer(id=n, **_buffer(e, *narrow_spaces.values()))
+        for n, e in enumerate(whole_episodes(trajectories, rows))
     )
     try:
         with warnings.catch_warnings():
@@ -264,7 +262,7 @@ def export_minari(
                 env=environment,
                 jpeg_encoding=False,
                 data_format="hdf5",
-                **found,
+                **narrow_spaces,
                 **about,
             )
         if not dataset.total_episodes:
@@ -294,10 +292,10 @@ def whole_episodes(trajectories: Iterable[Trajectory], chosen: Collection[int] |
                 ends = bool(table.terminated[index]), bool(table.truncated[index])
                 yield Whole(fields, final, int(table.seed[index]), *ends)
         for n in range(num_envs) if chosen is None else chosen:
-            kept = begun.get(n, []) if ended[n] < first else []
+            earlier = begun.get(n, []) if ended[n] < first else []
             start = int(ended[n]) + 1 - first
             rest = map_tree(lambda leaf, n=n, start=start: leaf[start:, n].copy(), rows)
-            begun[n] = [*kept, (first + start, rest)] if start < length else kept
+            begun[n] = [*earlier, (first + start, rest)] if start < length else earlier
 
 
 def narrowed(space: spaces.Space[Any]) -> spaces.Space[Any]:

@@ -15,21 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from rein.errors import optional_import
 from rein.ops.random import generator
-
-__all__ = [
-    "Band",
-    "Curve",
-    "band",
-    "curve_of",
-    "draw_curves",
-    "draw_field",
-    "draw_paths",
-    "draw_values",
-    "has_screen",
-    "make_figure",
-]
-
 
 # Okabe & Ito 2008: distinguishable with color blindness; line styles distinguish curves in grayscale
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -75,10 +62,8 @@ def short_number(value: float, _: Any = None) -> str:
 
 
 def _require() -> None:
-    try:
+    with optional_import("plots need matplotlib: pip install matplotlib"):
         import matplotlib  # noqa: F401  # tests whether it is installed
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install matplotlib") from error
 
 
 _BAND_POINTS = 500  # points of a band, more than a screen can show
@@ -112,9 +97,9 @@ def curve_of(clock: np.ndarray, metric: np.ndarray) -> Curve:
 
     Epochs in which either is not finite are left out, for instance epochs without an evaluation.
     """
-    known = np.isfinite(clock) & np.isfinite(metric)
-    order = np.argsort(clock[known], kind="stable")
-    return Curve(clock[known][order].astype(np.float64), metric[known][order].astype(np.float64))
+    finite = np.isfinite(clock) & np.isfinite(metric)
+    order = np.argsort(clock[finite], kind="stable")
+    return Curve(clock[finite][order].astype(np.float64), metric[finite][order].astype(np.float64))
 
 
 def band(curves: Sequence[Curve], *, level: float = 0.95, resamples: int = 2000, seed: int = 0) -> Band:
@@ -155,7 +140,7 @@ def draw_curves(
         if len(group) == 1:
             axes.plot(*group[0], label=readable(label), linewidth=1.8, **how)
             continue
-        found = band(group, level=level)
+        mean_band = band(group, level=level)
         last = max(curve.x[-1] for curve in group)
         for curve in group:
             axes.plot(*curve, color=colour, linewidth=0.7, alpha=0.35)
@@ -163,8 +148,8 @@ def draw_curves(
                 ends = [curve.x[-1], last], [curve.y[-1]] * 2
                 axes.plot(*ends, ":o", color=colour, linewidth=1.2, alpha=0.8, markersize=4, markevery=[0])
                 held = True
-        axes.fill_between(found.x, found.low, found.high, color=colour, alpha=0.2, linewidth=0)
-        axes.plot(found.x, found.mean, label=f"{readable(label)} ({len(group)} seeds)", linewidth=1.8, **how)
+        axes.fill_between(mean_band.x, mean_band.low, mean_band.high, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(mean_band.x, mean_band.mean, label=f"{readable(label)} ({len(group)} seeds)", linewidth=1.8, **how)
     axes.set_xlabel(_UNITS.get(clock, clock.replace("_", " ")))
     axes.set_ylabel(_named(metric))
     axes.xaxis.set_major_formatter(short_number)

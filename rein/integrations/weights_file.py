@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rein.agents.base.agent import Agent
 from rein.agents.base.agent_state import PER_ENVIRONMENT
-from rein.errors import CheckpointError, NonFiniteError
+from rein.errors import CheckpointError, NonFiniteError, optional_import
 from rein.files import decode_json, followed, open_file
 from rein.networks.finite_parameters import check_parameters
 from rein.networks.named_weights import load_named_weights, named_weights
@@ -24,15 +24,13 @@ from rein.store.checkpoint_file import Checkpoint, describe_part, versions
 FORMAT = 1  # incremented when an older rein could not load the file
 _HEADER = 4 << 20  # maximum bytes of names, shapes and description; safetensors takes 30 times as much memory for them
 _TENSORS = 10_000  # maximum number
-NEEDED = 'safetensors files need safetensors: pip install "rein-rl[export]"'
+_NEEDED = 'safetensors files need safetensors: pip install "rein-rl[export]"'
 
 
 def encode_weights(agent: Agent, source: Agent) -> bytes:
     """Return the file of the weights of `agent`, described as `source`, of which it is a copy."""
-    try:
+    with optional_import(_NEEDED):
         from safetensors.torch import save
-    except ImportError as error:
-        raise ImportError(NEEDED) from error
     about = {"format": FORMAT, "versions": versions(), **describe_part(source), "build": describe_build(source)}
     weights = {name: weight.contiguous() for name, weight in named_weights(_networks(agent)).items()}
     content = save(weights, {"format": "pt", "rein": json.dumps(about)})
@@ -56,10 +54,8 @@ def read_weights(path: Path) -> Checkpoint:
 
     Raises CheckpointError if the file is missing or damaged, or if `rein.export` has not written it.
     """
-    try:
+    with optional_import(_NEEDED):
         from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise ImportError(NEEDED) from error
     path = followed(path)
     if not path.is_file():
         raise CheckpointError(f"{path}: no such file")
@@ -79,18 +75,18 @@ def read_weights(path: Path) -> Checkpoint:
     return Checkpoint(path, weights, about)
 
 
-def load_weights(agent: Agent, found: Checkpoint) -> None:
+def load_weights(agent: Agent, checkpoint: Checkpoint) -> None:
     """Load the weights that `read_weights` read.
 
     Raises CheckpointError if they do not fit the agent, or if one is NaN or infinite.
     """
     try:
-        load_named_weights(_networks(agent), found.state)
+        load_named_weights(_networks(agent), checkpoint.state)
         check_parameters(agent, "Export an earlier checkpoint")
     except NonFiniteError as error:
-        raise CheckpointError(f"{found.path}: {error}") from error
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
     except ValueError as error:
-        raise CheckpointError(f"{found.path}: does not fit {type(agent).__name__}: {error}") from error
+        raise CheckpointError(f"{checkpoint.path}: does not fit {type(agent).__name__}: {error}") from error
 
 
 def _networks(agent: Agent) -> dict[str, nn.Module | Tensor]:

@@ -113,15 +113,15 @@ def _split_rows(column_B: Tensor, num_envs: int) -> Tensor:
 
 def _is_continued(rows: Mapping[str, Tree], following: Tree = None) -> Tensor:
     """Return (S, N) bool: whether the next observation of a row is the observation of the next slot, or `following`."""
-    found = torch.zeros_like(rows["truncated"])
-    found[:-1] = True
+    is_continued = torch.zeros_like(rows["truncated"])
+    is_continued[:-1] = True
     if following is not None:
         is_last = map_tree(lambda b, a: torch.equal(a[-1, 0], b[0]), following, rows["next_observation"])
-        found[-1] = all(same for _, same in leaves(is_last))
+        is_continued[-1] = all(same for _, same in leaves(is_last))
     equal = map_tree(lambda b, a: b[1:] == a[:-1], rows["observation"], rows["next_observation"])
     for _, same in leaves(equal):
-        found[:-1] &= same.flatten(2).all(2) if same.ndim > 2 else same
-    return found
+        is_continued[:-1] &= same.flatten(2).all(2) if same.ndim > 2 else same
+    return is_continued
 
 
 def _make_room(replay: Replay, rows: dict[str, Any], count: int, num_envs: int) -> None:
@@ -262,14 +262,14 @@ def fill(agent: ReplayAgent, data: Source, *, num_envs: int = 1, clip: bool = Fa
     """
     if not isinstance(num_envs, int) or num_envs < 1:
         raise ValueError(f"fill(num_envs={num_envs!r}): give 1 or more")
-    kind, kept = type(agent).__name__, type(agent.replay).__name__
+    kind, replay_kind = type(agent).__name__, type(agent.replay).__name__
     if isinstance(agent.replay, FrameReplay):
         raise ValueError(
             f"fill: {kind}(frame_stack={agent.replay.frame_stack}) stores each frame once and cannot be filled with "
             "recorded stacks; omit frame_stack"
         )
     if type(agent.replay) not in (Replay, PrioritizedReplay):
-        raise ValueError(f"fill: {kind} has a {kept}, which needs data that recorded transitions do not have")
+        raise ValueError(f"fill: {kind} has a {replay_kind}, which needs data that recorded transitions do not have")
     _seed(agent, None)  # seeding later would empty the replay
     chunks = _all_checked(agent, _chunks(data), clip)
     count = 0
@@ -343,8 +343,8 @@ def _as_observed(observation: Tree, space: spaces.Space[Any]) -> Tree:
         return {key: _as_observed(part, inner[key]) if key in inner else part for key, part in observation.items()}
     if inner is not None or not isinstance(observation, Tensor):
         return observation
-    given, wanted = observation.dtype, tensor_dtype(space)
-    fits = given.is_floating_point if wanted.is_floating_point else torch.promote_types(given, wanted) == wanted
+    dtype, wanted = observation.dtype, tensor_dtype(space)
+    fits = dtype.is_floating_point if wanted.is_floating_point else torch.promote_types(dtype, wanted) == wanted
     return observation.to(wanted) if fits else observation
 
 
@@ -363,9 +363,9 @@ def _check(agent: ReplayAgent, chunk: Transition, rows: int) -> None:
     """Raise ValueError if actions or observations do not fit the agent's spaces."""
     if chunk.action is None or chunk.observation is None:
         return  # the replay raises an error with all missing fields
-    space, given = agent.action_space, tuple(chunk.action.shape[1:])
-    if space.shape != given:
-        raise ValueError(f"fill: the agent's actions are {space}, but the recorded actions have the shape {given}")
+    space, shape = agent.action_space, tuple(chunk.action.shape[1:])
+    if space.shape != shape:
+        raise ValueError(f"fill: the agent's actions are {space}, but the recorded actions have the shape {shape}")
     if isinstance(space, spaces.Discrete) and chunk.action.is_floating_point():
         raise ValueError(f"fill: the agent's actions are {space}, but the recorded actions are {chunk.action.dtype}")
     agent.networks.preprocess(map_tree(lambda column: column[:1], chunk.observation))  # checks the structure
@@ -402,7 +402,7 @@ def _check_numbers(agent: ReplayAgent, chunk: Transition, rows: int) -> None:
 
 
 def _refuse(wrong_B: Tensor, chunk: Transition, rows: int, name: str, problem: str, advice: str = "") -> None:
-    found = (wrong_B & chunk.valid).nonzero()
-    if len(found):
-        place = f"in {len(found)} transitions, first in number {rows + int(found[0])}"
+    wrong_rows = (wrong_B & chunk.valid).nonzero()
+    if len(wrong_rows):
+        place = f"in {len(wrong_rows)} transitions, first in number {rows + int(wrong_rows[0])}"
         raise ValueError(f"fill: the {name} is {problem} {place}; {advice}remove them, or set valid to False")

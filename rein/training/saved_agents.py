@@ -79,28 +79,30 @@ def load_policy(path: str | Path, *, deterministic: bool = True, name: str = "ag
     return agent.policy(deterministic)
 
 
-def _put(agent: Any, found: Checkpoint) -> None:
-    put(agent, found, strict=False)
+def _put(agent: Any, checkpoint: Checkpoint) -> None:
+    put(agent, checkpoint, strict=False)
 
 
-def rebuilt(found: Checkpoint, options: Mapping[str, Any], load: Callable[[Any, Checkpoint], None] = _put) -> Any:
+def rebuilt(checkpoint: Checkpoint, options: Mapping[str, Any], load: Callable[[Any, Checkpoint], None] = _put) -> Any:
     """Build an agent from its description, and `load` its state. `options` replace those of the file."""
-    build, config = found.about.get("build"), found.about.get("config")
+    build, config = checkpoint.about.get("build"), checkpoint.about.get("config")
     if not (isinstance(build, Mapping) and isinstance(config, Mapping)):
-        raise _refused(found.path, "the file has an old format or an unusual space, and does not describe its agent")
+        raise _refused(
+            checkpoint.path, "the file has an old format or an unusual space, and does not describe its agent"
+        )
     kind = own_agents().get(str(build.get("class")))
     if kind is None:
-        raise _refused(found.path, f"the class {build.get('class')!r:.200} is not an agent of rein")
+        raise _refused(checkpoint.path, f"the class {build.get('class')!r:.200} is not an agent of rein")
     try:
-        agent = _built(kind, found, options)
+        agent = _built(kind, checkpoint, options)
     except Exception as error:  # the file is not trusted, so anything can be wrong with its configuration
-        raise _refused(found.path, f"the agent cannot be rebuilt: {error}") from error
-    given = dict.fromkeys(options)  # they replace options of the file
-    built = {**describe_part(agent)["config"], **given, "seed": config.get("seed")}
-    if differ := differences({**config, **given}, built):
+        raise _refused(checkpoint.path, f"the agent cannot be rebuilt: {error}") from error
+    replaced = dict.fromkeys(options)  # they replace options of the file
+    built = {**describe_part(agent)["config"], **replaced, "seed": config.get("seed")}
+    if differ := differences({**config, **replaced}, built):
         names = dict.fromkeys(line.split(" ")[0].partition(".")[0] for line in differ)
-        raise _refused(found.path, f"the file cannot describe {', '.join(names)}; pass it to load_agent")
-    load(agent, found)
+        raise _refused(checkpoint.path, f"the file cannot describe {', '.join(names)}; pass it to load_agent")
+    load(agent, checkpoint)
     return agent
 
 
@@ -111,8 +113,8 @@ def _refused(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(f"{path}: {reason}. {advice}")
 
 
-def _built(kind: type[Any], found: Checkpoint, options: Mapping[str, Any]) -> Any:
-    build, config = found.about["build"], found.about["config"]
+def _built(kind: type[Any], checkpoint: Checkpoint, options: Mapping[str, Any]) -> Any:
+    build, config = checkpoint.about["build"], checkpoint.about["config"]
     observation_space, action_space = (
         space_from_json(build.get(f"{side}_space")) for side in ("observation", "action")
     )
@@ -121,19 +123,19 @@ def _built(kind: type[Any], found: Checkpoint, options: Mapping[str, Any]) -> An
     factories = options_of(kind).keys() & {*FACTORIES}
     unused = ("hidden",) if factories and factories <= options.keys() else ()  # custom networks define all layers
     sizes = {key: value for key, value in saved.items() if key not in unused}
-    _check_sizes(sizes, observation_space, action_space, found.state)
+    _check_sizes(sizes, observation_space, action_space, checkpoint.state)
     return kind(observation_space, action_space, **{key: _option(key, saved[key]) for key in saved}, **options)
 
 
 @functools.cache
 def own_agents() -> dict[str, type[Any]]:
     """Return all agents that the modules of `rein.agents` define, by their full names."""
-    found: dict[str, type[Any]] = {}
+    agents: dict[str, type[Any]] = {}
     for module in pkgutil.iter_modules(rein.agents.__path__, "rein.agents."):
         for name, value in vars(importlib.import_module(module.name)).items():
             if inspect.isclass(value) and value.__module__ == module.name and issubclass(value, Agent):
-                found[f"{module.name}.{name}"] = value
-    return found
+                agents[f"{module.name}.{name}"] = value
+    return agents
 
 
 def _check_sizes(saved: Mapping[str, Any], observation: Space, action: Space, state: Mapping[str, Any]) -> None:

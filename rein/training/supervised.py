@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
+import attrs
 import torch
 from torch import Tensor, nn
 
@@ -151,38 +152,37 @@ def train_step(
     optimizers = cast(list[Optimizer], [*optimizer] if isinstance(optimizer, list | tuple) else [optimizer])
     if not optimizers:
         raise ValueError("train_step(optimizer=[]): give an optimizer, or a list of them")
-    known = {id(parameter) for parameter in model.parameters()}
+    model_parameters = {id(parameter) for parameter in model.parameters()}
     for one in optimizers:
         if isinstance(one, type) or not hasattr(one, "param_groups"):
             raise TypeError(f"train_step(optimizer={one!r}): give an optimizer object, such as those of torch.optim")
         check_optimizer(one)
-        if not any(id(parameter) in known for group in one.param_groups for parameter in group["params"]):
+        if not any(id(parameter) in model_parameters for group in one.param_groups for parameter in group["params"]):
             raise ValueError("train_step: the optimizer has no parameter of the model")
     options = {"max_grad_norm": max_grad_norm, "guard": guard}
     return TrainStep(model, _losses(loss), optimizers, precision, accumulate, options, check_finite)
 
 
+@attrs.define(eq=False, slots=False)
 class TrainStep:
     """Step of a supervised loop, see `train_step`. Its state is the loss scale and the accumulated gradients."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        losses: Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]],
-        optimizers: list[Optimizer],
-        precision: Precision,
-        accumulate: int,
-        options: Mapping[str, Any],
-        check_finite: bool,
-    ) -> None:
-        self.optimizers, self.param_groups = optimizers, [group for one in optimizers for group in one.param_groups]
-        self._model, self._losses, self._options, self._accumulate = model, losses, options, accumulate
-        self._device_type = (_device_of(model) or torch.device("cpu")).type
-        self._dtype = _DTYPES[precision]
-        self._scaler = torch.amp.GradScaler(self._device_type) if precision == "float16" else None
-        self._finite = FiniteUpdate(model) if check_finite and options["guard"] is None else None
+    _model: nn.Module
+    _losses: Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]]
+    optimizers: list[Optimizer]
+    _precision: Precision
+    _accumulate: int
+    _options: Mapping[str, Any]  # of `apply_gradients`
+    _check_finite: bool
+
+    def __attrs_post_init__(self) -> None:
+        self.param_groups = [group for one in self.optimizers for group in one.param_groups]
+        self._device_type = (_device_of(self._model) or torch.device("cpu")).type
+        self._dtype = _DTYPES[self._precision]
+        self._scaler = torch.amp.GradScaler(self._device_type) if self._precision == "float16" else None
+        self._finite = FiniteUpdate(self._model) if self._check_finite and self._options["guard"] is None else None
         self._batches = 0  # of the incomplete group
-        self.config = {"precision": precision, "accumulate": accumulate}
+        self.config = {"precision": self._precision, "accumulate": self._accumulate}
 
     def __call__(self, state: State) -> Prediction:
         """Compute the gradients of the batch, and update the parameters after the last batch of a group."""
@@ -293,11 +293,11 @@ def evaluator(model: nn.Module, metrics: Mapping[str, Score]) -> Callable[[Itera
             if not seen:
                 raise ValueError("evaluator: the data is empty")
             prediction, target = map_tree(lambda *batches: torch.cat(batches), *seen)
-            found = {
+            results = {
                 name: streaming[name].compute() if name in streaming else metric(prediction, target)
                 for name, metric in metrics.items()
             }
-            return {name: _value(name, value) for name, value in found.items()}
+            return {name: _value(name, value) for name, value in results.items()}
 
     return evaluate
 
@@ -330,14 +330,14 @@ def validate(
             yield batch
 
     def validate_model(state: State) -> None:
-        found = dict.fromkeys(metrics, math.nan)
+        results = dict.fromkeys(metrics, math.nan)
         work.begin(state)
         try:
             if not state._left:
-                found = evaluate(until_left(state))
+                results = evaluate(until_left(state))
         except Unfinished:
             work.leave(state)
-        for metric, value in found.items():
+        for metric, value in results.items():
             state.metrics[f"{name}_{metric}"] = value
 
     work.attach(loop, event, validate_model, **filters)
@@ -345,13 +345,13 @@ def validate(
 
 def _pair(batch: Any) -> tuple[Tree, Tree]:
     if isinstance(batch, tuple | list) and len(batch) == 2:
-        found = [leaf for tree in batch for _, leaf in leaves(tree)]
-        if found and all(isinstance(leaf, Tensor) for leaf in found):
+        values = [leaf for tree in batch for _, leaf in leaves(tree)]
+        if values and all(isinstance(leaf, Tensor) for leaf in values):
             return batch[0], batch[1]
-        given = f"a pair with {', '.join(sorted({type(leaf).__name__ for leaf in found})) or 'nothing'} in it"
+        content = f"a pair with {', '.join(sorted({type(leaf).__name__ for leaf in values})) or 'nothing'} in it"
     else:
-        given = f"{type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
-    raise TypeError(f"a batch must be a pair (inputs, targets) of tensors or trees of them, not {given}")
+        content = f"{type(batch).__name__}" + (f" of {len(batch)}" if isinstance(batch, tuple | list) else "")
+    raise TypeError(f"a batch must be a pair (inputs, targets) of tensors or trees of them, not {content}")
 
 
 def _losses(loss: Loss) -> Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]]:
@@ -373,8 +373,8 @@ def _losses(loss: Loss) -> Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]
     def several(prediction: Any, target: Any) -> tuple[Tensor, dict[str, Tensor]]:
         outputs, targets = (x if isinstance(x, tuple | list) else (x,) for x in (prediction, target))
         if not len(outputs) == len(targets) == len(entries):
-            found = f"{len(outputs)} outputs of the model and {len(targets)} targets"
-            raise ValueError(f"{len(entries)} losses do not fit {found}; give one loss per output and target")
+            numbers = f"{len(outputs)} outputs of the model and {len(targets)} targets"
+            raise ValueError(f"{len(entries)} losses do not fit {numbers}; give one loss per output and target")
         each = [_number(one(p, t)) for (one, _), p, t in zip(entries, outputs, targets, strict=True)]
         total = torch.stack([weight * value for (_, weight), value in zip(entries, each, strict=True)]).sum()
         return total, {"loss": total.detach(), **{f"loss_{i}": value.detach() for i, value in enumerate(each)}}
@@ -387,8 +387,8 @@ def _value(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.80}"
-        raise TypeError(f"evaluator: metric {name!r} returned {given}; return one number, such as a mean") from None
+        result = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.80}"
+        raise TypeError(f"evaluator: metric {name!r} returned {result}; return one number, such as a mean") from None
 
 
 def _number(value: Any) -> Tensor:

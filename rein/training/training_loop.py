@@ -22,16 +22,15 @@ from rein.collection.first_come import FirstCome
 from rein.collection.ray_actors import RayActors
 from rein.envs.base.contract import check_range
 from rein.episodes import PHASES, EpisodeStatistics, batch_step
+from rein.episodes.episode_statistics import CompletedEpisodes
 from rein.episodes.finite import FiniteData
-from rein.episodes.statistics import CompletedEpisodes
-from rein.episodes.step import check_fit
+from rein.episodes.step import check_fit, check_held
 from rein.errors import check_keywords, refuse_unknown
-from rein.handlers.describe import describe
 from rein.handlers.interrupts import end_at_ctrl_c
 from rein.handlers.loggers.csv import CSVLogger
 from rein.handlers.progress import is_interactive
 from rein.handlers.progress import progress as show_progress
-from rein.handlers.run_log import run_log
+from rein.handlers.run_files import describe, run_log
 from rein.handlers.stop_at import stop_at
 from rein.loop import Loop, checks
 from rein.loop.events import Event
@@ -93,7 +92,7 @@ def training_loop(
         raise ValueError("training_loop(state_to_trajectory=...): the fields need a store, but store is None")
     drawn = [id(part) for part in seed_parts(seed, agent, environment)]
     iterations = STEPS if iterations is None and not episodic else iterations
-    collector = None if collection is None else build_collector(agent, environment, collection, episodic=episodic)
+    collector = None if collection is None else collection.collector(agent, environment)
     rows = RowBuffer(iterations, everything=store is not None, derive=state_to_trajectory)
     statistics = statistics_of(agent, environment, rows)
     completed = CompletedEpisodes(rows, statistics)
@@ -117,7 +116,7 @@ def training_loop(
     ended = loop.define("episodes_completed")
     parts = {"agent": agent, "environment": environment, "rows": rows, "statistics": statistics, "episodes": completed}
     if collector is not None:  # before the environment: its state is read first, and it pauses
-        collect_with(loop, collector)
+        collect_with(loop, collector, episodic=episodic)
     for name, part in parts.items():
         loop.own(name, part, by_chance="seed" if id(part) in drawn else ())
     keep_open_episodes(loop, rows, completed, everything=store is not None)  # before the rows are cleared
@@ -131,8 +130,9 @@ def training_loop(
     if store is not None:
         if isinstance(store, str | Path):
             store = new_store(store)
-            check_fit(agent, environment, store)
-        write_to(loop, store, rows, statistics)
+            check_held(environment, store)
+        own_store(loop, store)
+        write_trajectories(loop, store, rows, statistics)
         end_at_ctrl_c(loop, getattr(store, "path", None))
     return loop
 
@@ -158,12 +158,12 @@ def train(
 
     Raises ValueError unless exactly one of `epochs` and `env_steps` is given, and TypeError for an unknown option.
     """
-    known = {*inspect.signature(training_loop).parameters, "env_steps", "first_epoch", "progress"}
-    refuse_unknown("train", options, known)
+    names = {*inspect.signature(training_loop).parameters, "env_steps", "first_epoch", "progress"}
+    refuse_unknown("train", options, names)
     if (epochs is None) == (env_steps is None):
-        given = "neither" if epochs is None else "both"
+        number = "neither" if epochs is None else "both"
         raise ValueError(
-            f"train: expected one of epochs= and env_steps=, got {given}; give env_steps=100_000, for instance"
+            f"train: expected one of epochs= and env_steps=, got {number}; give env_steps=100_000, for instance"
         )
     options |= {"episodic": episodic, "seed": seed, "epochs": epochs, "iterations": iterations}
     loop = training_loop(agent, environment, store, **options)
@@ -233,7 +233,7 @@ def reset_environments(
     agent: AgentProtocol,
     environment: Environment | Collector,
     statistics: EpisodeStatistics,
-    finite: FiniteData | None = None,
+    finite: FiniteData | None,
     *,
     episodic: bool,
 ) -> None:
@@ -295,18 +295,14 @@ def reset_environments(
             begin(state, None)
 
 
-def build_collector(agent: Any, environment: Any, collection: FirstCome | RayActors, *, episodic: bool) -> Collector:
-    """Return the collector of a loop. Raises ValueError for episodic epochs, in which environments start together."""
-    if episodic:
-        raise ValueError(f"training_loop(collection={collection!r}, episodic=True): collection needs episodic=False")
-    return collection.collector(agent, environment)
-
-
-def collect_with(loop: Loop, collector: Collector) -> None:
+def collect_with(loop: Loop, collector: Collector, *, episodic: bool = False) -> None:
     """Register a collector, pause it when an epoch or the run ends, and report its staleness.
 
-    Raises ValueError at the start of the run if there are handlers of `action_selected` or `action_applied`.
+    Raises ValueError for episodic epochs, in which environments start together, and at the start of the run if there
+    are handlers of `action_selected` or `action_applied`.
     """
+    if episodic:
+        raise ValueError("training_loop(collection=..., episodic=True): collection needs episodic=False")
     loop.own("collection", collector)
     loop.metric("staleness", lambda state: collector.staleness)
 
@@ -428,14 +424,6 @@ def report_episodes(loop: Loop, rows: RowBuffer, statistics: EpisodeStatistics) 
         loop.metrics.compute(name, lambda name=name: statistics.read(name))
 
 
-def write_to(loop: Loop, store: Store, rows: RowBuffer, statistics: EpisodeStatistics) -> None:
-    """Register the store of a loop. Write the description of the run, metrics and trajectories to it."""
-    own_store(loop, store)
-    if name := getattr(store, "read_metric", None):
-        loop.metrics.read_by(f"{type(store).__name__}(keep_best={tuple(store.config['keep_best'])!r})", name)
-    write_trajectories(loop, store, rows, statistics)
-
-
 def new_store(path: str | Path) -> Store:
     """Return a new `HDF5Store`. A number is added to the path if it exists."""
     from rein.store.hdf5 import HDF5Store  # imports h5py, which a run without files does not need
@@ -444,22 +432,17 @@ def new_store(path: str | Path) -> Store:
 
 
 def own_store(loop: Loop, store: Store | str | Path) -> None:
-    """Register a store, or a new one at a path, and write `run.json` and metrics to it."""
-    store = new_store(store) if isinstance(store, str | Path) else store
-    loop.own("store", store)
-    if begin := getattr(store, "begin", None):  # first, before the store is changed
+    """Register a store, or a new one at a path. Write `run.json`, `run.log` and metrics to it if it has a folder."""
+    run_store: Any = new_store(store) if isinstance(store, str | Path) else store
+    loop.own("store", run_store)
+    if begin := getattr(run_store, "begin", None):  # first, before the store is changed
         loop.started.wire(lambda state: begin(state.clocks.epochs))
-    describe_run(loop, store)
+    if hasattr(run_store, "write_run"):
+        describe(loop, run_store)
+        record_metrics(loop, run_store)
+        run_log(loop, run_store.path / "run.log")
     for event in (loop.completed, loop.halted, loop.failed):
-        event.wire(lambda state: getattr(store, "end", store.flush)())
-
-
-def describe_run(loop: Loop, store: Any) -> None:
-    """Write `run.json`, `run.log` and the metrics of a run if the store has a folder."""
-    if hasattr(store, "write_run"):
-        describe(loop, store)
-        record_metrics(loop, store)
-        run_log(loop, store.path / "run.log")
+        event.wire(lambda state: getattr(run_store, "end", run_store.flush)())
 
 
 def record_metrics(loop: Loop, store: Any) -> None:
@@ -478,6 +461,8 @@ def write_trajectories(loop: Loop, store: Store, rows: RowBuffer, statistics: Ep
 
     `state.trajectory` is readable while `epoch_ended` fires.
     """
+    if name := getattr(store, "read_metric", None):
+        loop.metrics.read_by(f"{type(store).__name__}(keep_best={tuple(store.config['keep_best'])!r})", name)
 
     def write_trajectory(state: State) -> None:
         if not state.epoch_open:  # if its end was interrupted, the next run requests it again
@@ -544,11 +529,8 @@ def learning_rates(agent: Any) -> dict[str, float]:
     """
     if agents := getattr(agent, "agents", None):
         return {f"{name}/{key}": rate for name, part in agents.items() for key, rate in learning_rates(part).items()}
-    known = {*getattr(agent, "__dict__", ()), *dir(type(agent))}  # dir(agent) takes more than 1 ms, see `explain`
-    names = sorted(name for name in known if name.endswith("learning_rate") and not name.startswith("_"))
-    values, counts = (
-        {name: getattr(agent, name) for name in names},
-        {"env_steps": agent.env_steps, "updates": agent.updates},
-    )
-    values = {name: x(**counts) if isinstance(x, Schedule) else x for name, x in values.items()}
+    attributes = {*getattr(agent, "__dict__", ()), *dir(type(agent))}  # dir(agent) takes more than 1 ms, see `explain`
+    names = sorted(name for name in attributes if name.endswith("learning_rate") and not name.startswith("_"))
+    counts = {"env_steps": agent.env_steps, "updates": agent.updates}
+    values = {name: x(**counts) if isinstance(x := getattr(agent, name), Schedule) else x for name in names}
     return {name: float(value) for name, value in values.items() if isinstance(value, numbers.Real)}

@@ -47,8 +47,8 @@ LEAVES = {
     "agents": {"base"},
     "envs": {"base", "gymnasium", "host", "wrappers", "probes"},
     "envs/probes": {"probe"},
-    "handlers": {"improvement", "output", "loggers"},
-    "handlers/loggers": {"attach", "logger_thread", "media"},
+    "handlers": {"output", "loggers"},
+    "handlers/loggers": {"attach", "media"},
     "recipes": {"base", "tasks"},
 }
 

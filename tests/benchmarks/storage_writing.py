@@ -31,7 +31,7 @@ from sizes import size
 import rein
 from rein.agents.ppo import PPO
 from rein.envs.cartpole import CartPole
-from rein.episodes.statistics import EpisodeStatistics
+from rein.episodes.episode_statistics import EpisodeStatistics
 from rein.recipes.cartpole import cartpole
 from rein.replay.rollout import RowBuffer
 from rein.store.memory import MemoryStore

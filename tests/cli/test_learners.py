@@ -14,8 +14,7 @@ import rein
 from rein.cli import main
 from rein.cli.plan import plan
 from rein.cli.recipes import Recipe, of_run
-from rein.integrations.learners import Learners, draw_learners, read_learners
-from rein.integrations.learning_curves import read_columns
+from rein.integrations.learning_curves import Learners, draw_learners, read_columns, read_learners
 from rein.integrations.plot import make_figure
 
 TRAIN = ["train", "cartpole", "--num-envs", "4", "--iterations", "16", "--minibatches", "2", "--quiet"]

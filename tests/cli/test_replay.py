@@ -29,7 +29,7 @@ from rein.envs.wrappers.observations import FrameStack
 from rein.envs.wrappers.record_video import RecordVideo
 from rein.envs.wrappers.rewards import ClipReward
 from rein.envs.wrappers.wrapper import Wrapper
-from rein.episodes.replay import replay
+from rein.episodes.episode_replay import replay
 from rein.ops.random import generator
 from tests.workers import in_workers
 

@@ -17,7 +17,7 @@ import torch
 from cases import CASES, Case
 
 import rein
-from rein.episodes.replay import replay
+from rein.episodes.episode_replay import replay
 from rein.ops.trees import leaves
 
 EPOCHS, RESUMED, ITERATIONS = 4, 6, 50  # 200 vector steps, and 100 more

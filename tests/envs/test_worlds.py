@@ -18,7 +18,7 @@ from rein.cli.rebuild import environment_of
 from rein.cli.replay import film
 from rein.envs.navigation import Navigation
 from rein.envs.wrappers import FrameSkip, FrameStack, RecordVideo, TimeLimit
-from rein.episodes.replay import replay
+from rein.episodes.episode_replay import replay
 from rein.errors import EnvironmentContractError
 from rein.ops.random import uniform
 from rein.testing import EnvironmentContract, StatefulContract

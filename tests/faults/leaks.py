@@ -22,7 +22,7 @@ from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.guards import guard_data
 from rein.handlers.interrupts import interrupts
-from rein.handlers.resources import guard_resources, resident_bytes
+from rein.handlers.watchdog import guard_resources, resident_bytes
 
 
 def held() -> dict[str, int]:

@@ -31,7 +31,7 @@ import rein.store.format.state
 from rein.cli import main as command
 from rein.cli.recipes import Recipe
 from rein.errors import ReinError
-from rein.handlers.describe import describe
+from rein.handlers.run_files import describe
 from rein.recipes.gridworld import gridworld
 from rein.store.checkpoint_file import write_checkpoint
 

@@ -23,7 +23,7 @@ import rein.cli.run_folder
 from rein.cli import main
 from rein.cli.recipes import Recipe
 from rein.handlers.checkpoint import checkpoint
-from rein.handlers.describe import describe
+from rein.handlers.run_files import describe
 from rein.loop import info
 from rein.recipes.gridworld import gridworld
 

@@ -65,7 +65,7 @@ def results(loop: Loop) -> list[Any]:
 
 
 def process_of(loop: Loop) -> Any:
-    return loop.parts["evaluation_background"]._process
+    return loop.parts["evaluation_background"].process
 
 
 def wait_for_result(loop: Loop) -> None:
@@ -76,8 +76,8 @@ def wait_for_result(loop: Loop) -> None:
         background = loop.parts["evaluation_background"]
         answer = None
         while answer is None:
-            answer = background._process.answer(0.1)
-        background._process._answers.put(answer)
+            answer = background.process.answer(0.1)
+        background.process._answers.put(answer)
 
 
 def test_background_evaluations_equal_those_in_the_foreground() -> None:
@@ -141,7 +141,7 @@ def test_resumed_run_repeats_a_pending_evaluation(tmp_path: Path) -> None:
     checkpoint(second, rein.Checkpoints(tmp_path))
     first.epoch_ended(once=2)(lambda state: first.interrupt("enough"))
     first.run()
-    assert first.parts["evaluation_background"]._pending is not None
+    assert first.parts["evaluation_background"].pending is not None
     rein.resume(second, tmp_path)
     second.run()
     assert seen + rest == expected
@@ -201,7 +201,7 @@ def test_run_can_be_ended_while_it_waits_for_a_result(ask: Any, monkeypatch: pyt
     state = loop.run()
     assert (state.status, state.epoch) == ("halted", 2) and "evaluations" not in state.memory
     assert process.pid is None
-    assert loop.parts["evaluation_background"]._pending["epoch"] == 1
+    assert loop.parts["evaluation_background"].pending["epoch"] == 1
 
 
 class Slow(CartPole):

@@ -20,8 +20,8 @@ from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
 from rein.errors import CheckpointError
 from rein.handlers.checkpoint import checkpoint
-from rein.handlers.early_stop import early_stop
 from rein.handlers.evaluate_every import evaluate_every
+from rein.handlers.monitor import early_stop
 from rein.store.checkpoint_file import read_checkpoint
 from rein.store.format import sealed
 from rein.store.loading import best_file

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rein.handlers.early_stop import EarlyStop, early_stop
-from rein.handlers.monitor import monitor, reduce_learning_rate
+from rein.handlers.monitor import EarlyStop, early_stop, monitor, reduce_learning_rate
 from rein.loop import Loop
 
 NAN, INF = math.nan, math.inf

@@ -19,8 +19,8 @@ from torch import Tensor
 from rein.envs.cartpole import CartPole
 from rein.episodes import evaluate as play
 from rein.handlers.checkpoint import checkpoint
-from rein.handlers.early_stop import early_stop
 from rein.handlers.evaluate_every import evaluate_every
+from rein.handlers.monitor import early_stop
 from rein.handlers.solved import solved
 from rein.loop import Loop
 from rein.loop.state import State
@@ -537,7 +537,7 @@ def test_two_evaluations_need_two_names() -> None:
 @pytest.mark.parametrize("options", [{"episodes": 0}, {"on_failure": "ignore"}, {"event": "epoch_end"}, {"every": -1}])
 def test_invalid_options_raise_and_attach_nothing(options: dict[str, Any]) -> None:
     loop = Loop(lambda state: None)
-    with pytest.raises(ValueError, match=r"expected at least 1|expected \"raise\"|no event|must be 1 or more"):
+    with pytest.raises(ValueError, match=r"give 1 or more|expected \"raise\"|no event|must be 1 or more"):
         evaluate_every(loop, Always(0), Countdown(), **{"episodes": 5, **options})
     assert not loop.parts
     assert not any(event.handlers for event in loop.events.values())

@@ -25,8 +25,7 @@ from rein.envs.pendulum import Pendulum
 from rein.errors import NonFiniteError
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.guards import UpdateGuard, guard_data, guard_updates
-from rein.handlers.resources import guard_resources, resident_bytes
-from rein.handlers.watchdog import HUNG_EXIT_CODE, watchdog
+from rein.handlers.watchdog import HUNG_EXIT_CODE, guard_resources, resident_bytes, watchdog
 from rein.loop.state import State
 from rein.store.checkpoint_file import is_finite
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import rein
-from rein.handlers.progress import _curve, _Display, _evaluation, _target
+from rein.handlers.progress import _curve, _Display, _evaluation, _Lines, _target
 
 fcntl, pty, termios = (pytest.importorskip(name) for name in ("fcntl", "pty", "termios"))  # not on Windows
 
@@ -174,7 +174,7 @@ def test_rows_have_the_last_value_of_a_metric_that_some_epochs_lack() -> None:
     rows = _Display("", "iterations", None, terminal)
     loop.started.observe(rows.begin)
     loop.run()
-    rows._sample(loop.state)
+    rows._sample(loop.state, _Lines(terminal, ""))
     assert rows._rows(loop.state)["loss"] == "policy 0.25"
 
 

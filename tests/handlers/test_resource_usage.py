@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import rein
 
 def test_cores_are_unknown_without_measurable_time(monkeypatch: pytest.MonkeyPatch) -> None:
     frozen = SimpleNamespace(perf_counter=lambda: 1.0, process_time=lambda: 1.0)
-    monkeypatch.setattr("rein.handlers.resources.time", frozen)
+    monkeypatch.setattr(sys.modules["rein.handlers.watchdog"], "time", frozen)
     loop = rein.Loop(lambda state: None, iterations=3)
     rein.resource_usage(loop)
     assert math.isnan(loop.run().history[-1].metrics["cpu_cores"])

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import rein
 from rein.errors import CheckpointError, NonFiniteError
-from rein.integrations.model_card import Facts, model_card
+from rein.integrations.export import Facts, model_card
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.recurrent import GRU, LSTM
 from rein.types import Tree

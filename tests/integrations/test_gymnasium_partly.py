@@ -16,8 +16,8 @@ from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.wrappers.rewards import ScaleReward
 from rein.envs.wrappers.time import FrameSkip, TimeLimit
 from rein.episodes import RandomPolicy
+from rein.episodes.episode_replay import replay
 from rein.episodes.recorder import Recorder
-from rein.episodes.replay import replay
 from rein.errors import EnvironmentContractError
 from rein.testing import EnvironmentContract
 

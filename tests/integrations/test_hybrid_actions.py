@@ -17,8 +17,8 @@ from rein.agents.a2c import A2C
 from rein.agents.impala import IMPALA
 from rein.agents.ppo import PPO
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
+from rein.episodes.episode_replay import replay
 from rein.episodes.random_policy import RandomPolicy
-from rein.episodes.replay import replay
 from rein.integrations.minari import MinariData, export_minari
 from rein.ops.trees import leaves, map_tree
 from rein.testing.environment_contract import random_actions

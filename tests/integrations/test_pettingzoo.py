@@ -18,7 +18,7 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.episodes.replay import replay
+from rein.episodes.episode_replay import replay
 from rein.errors import EnvironmentContractError, WorkerDied, WorkerError, WorkerTimeout
 from rein.testing import EnvironmentContract, StatefulContract
 from rein.testing.stateful import first_difference

@@ -20,8 +20,8 @@ from rein.cli import main
 from rein.envs.host.episode_inputs import ResetOptions
 from rein.envs.wrappers.observations import FlattenObservation
 from rein.envs.wrappers.time import TimeLimit
+from rein.episodes.episode_replay import replay
 from rein.episodes.recorder import Recorder
-from rein.episodes.replay import replay
 from rein.store.memory import MemoryStore
 from rein.testing.stateful import check_plain, copy_state, first_difference
 

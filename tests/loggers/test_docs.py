@@ -14,5 +14,5 @@ def test_every_logger_is_in_the_table_and_can_be_imported_from_the_package() -> 
     exported = {name for name in dir(rein.handlers.loggers) if name.endswith("Logger")}
     assert exported == set(re.findall(r"^\| `(\w+)\(", PAGE, re.MULTILINE))
     modules = (Path(__file__).parents[2] / "rein/handlers/loggers").glob("*.py")
-    assert len(exported) == len({path.stem for path in modules} - {"__init__", "attach", "logger_thread", "media"})
+    assert len(exported) == len({path.stem for path in modules} - {"__init__", "attach", "media"})
     assert all(getattr(rein.handlers.loggers, name).__name__ == name for name in exported)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +15,11 @@ import pytest
 import torch
 
 import rein
-from rein.handlers.loggers import Histogram, Image, Video, logger_thread
+from rein.handlers.loggers import Histogram, Image, Video
 from rein.handlers.loggers.attach import attach
 from rein.handlers.loggers.csv import CSVLogger
+
+MODULE = sys.modules["rein.handlers.loggers.attach"]  # the package exports a function of this name
 
 
 class Blocking:
@@ -73,7 +76,7 @@ def test_run_continues_while_logger_blocks() -> None:
 
 
 def test_end_of_run_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(logger_thread, "PATIENCE", 0.05)
+    monkeypatch.setattr(MODULE, "PATIENCE", 0.05)
     loop, logger, other = make(), Blocking(), Other(free=True)
     attach(loop, logger)
     attach(loop, other)
@@ -98,7 +101,7 @@ def test_failed_logger_loses_only_its_own_rows(error: BaseException, caplog: pyt
 def test_rows_beyond_the_limit_are_lost_and_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(logger_thread, "CALLS", 4)
+    monkeypatch.setattr(MODULE, "CALLS", 4)
     loop, logger = make(epochs=10), Blocking()
     loop.epoch_started(once=2)(lambda state: None if logger.entered.wait(60) else pytest.fail("was not called"))
     attach(loop, logger)
@@ -246,7 +249,7 @@ def test_log_passes_values_to_every_logger_that_supports_them(caplog: pytest.Log
 
 
 def test_media_beyond_the_limit_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logger_thread, "BYTES", 100)
+    monkeypatch.setattr(MODULE, "BYTES", 100)
     loop, logger = make(epochs=1), Kinds()
     attach(loop, logger)
     loop.started(lambda state: state.log("large", Image(np.zeros((20, 20), np.uint8))))

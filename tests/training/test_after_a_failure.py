@@ -12,7 +12,7 @@ import rein
 from rein.agents.dqn import DQN
 from rein.envs.cartpole import CartPole
 from rein.episodes import PHASES
-from rein.episodes.replay import replay
+from rein.episodes.episode_replay import replay
 from rein.store.verify import verify_run
 
 WARNING = "were in a step that failed; new episodes begin"

@@ -21,8 +21,8 @@ from rein.agents.td3 import TD3
 from rein.envs.gridworld import Gridworld
 from rein.envs.pendulum import Pendulum
 from rein.handlers.checkpoint import checkpoint
-from rein.handlers.early_stop import early_stop
 from rein.handlers.evaluate_every import evaluate_every
+from rein.handlers.monitor import early_stop
 from rein.handlers.solved import solved
 from rein.handlers.stop_at import stop_at
 from rein.ops.trees import map_tree

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rein.files import absolute, make_folder, open_file
 from rein.handlers.output import Names
+from rein.store.format.sealed import write_whole
 
 Cell = float | int | str | None
 
@@ -32,7 +33,7 @@ class CSVLogger:
     - Rows are safe on disk after `flush` or `close`.
     - A resumed run continues after the rows of its checkpoint, see `go_on`. A new run appends to an existing file.
 
-    Raises OSError if the file cannot be written, or if it is a symbolic link or a pipe.
+    Raises OSError or StoreError if the file cannot be written, or if it is a symbolic link or a pipe.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -112,7 +113,7 @@ class CSVLogger:
             file.seek(0)
             content = file.readall()
             self._release()
-            _replace(self.path, content)
+            write_whole(self.path, content)
             return self._open(replaced)
         if replaced:
             _end_last_line(file)
@@ -132,7 +133,7 @@ class CSVLogger:
         blank = b"," * len(new) + b"\n"
         content = _line(columns) + b"".join(row + blank for row in rows)
         self._release()  # Windows does not replace a file that is open
-        _replace(self.path, content)
+        write_whole(self.path, content)
         return self._open()
 
     def _release(self) -> None:
@@ -178,16 +179,10 @@ def _newer_rows(file: io.FileIO, columns: list[str], clocks: Mapping[str, float]
 
 
 def _remove_incomplete_line(file: io.FileIO) -> None:
-    end = position = file.seek(0, os.SEEK_END)
-    while position > 0:
-        step = min(position, 1 << 16)
-        position -= step
-        file.seek(position)
-        if (newline := file.read(step).rfind(b"\n")) >= 0:
-            position += newline + 1
-            break
-    if position < end:
-        file.truncate(position)
+    file.seek(0)
+    content = file.readall()
+    if (end := content.rfind(b"\n") + 1) < len(content):
+        file.truncate(end)
 
 
 def _end_last_line(file: io.FileIO) -> None:
@@ -209,18 +204,3 @@ def _write(file: io.FileIO, line: bytes) -> None:
         if not written:
             raise OSError(errno.EIO, "the system accepts no more bytes", str(file.name))
         rest = rest[written:]
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Replace the file atomically. If the process is killed, the next start of the run removes the temporary file."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        temporary.unlink(missing_ok=True)
-        with open_file(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:  # remove the incomplete file
-        temporary.unlink(missing_ok=True)
-        raise

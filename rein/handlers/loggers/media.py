@@ -21,11 +21,7 @@ class Histogram:
     def __init__(self, values: Any) -> None:
         array = _host_copy(values).astype(np.float64).reshape(-1)
         self.values = array[np.isfinite(array)]
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.values.nbytes
+        self.nbytes = self.values.nbytes
 
 
 class Image:
@@ -42,11 +38,7 @@ class Image:
 
     def __init__(self, pixels: Any) -> None:
         self.pixels = _pixels("Image", _host_copy(pixels), 2)
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.pixels.nbytes
+        self.nbytes = self.pixels.nbytes
 
     def png(self) -> bytes:
         """Return the image as a PNG file."""
@@ -79,11 +71,7 @@ class Video:
                 f"Video(fps={fps}) of {len(self.frames)} frames: expected fps above 0 and at least one frame"
             )
         self.fps = fps
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.frames.nbytes
+        self.nbytes = self.frames.nbytes
 
     def gif(self) -> bytes:
         """Return the video as an animated GIF file. A GIF has at most 50 frames per second."""

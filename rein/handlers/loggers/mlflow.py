@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rein.errors import optional_import
 from rein.files import absolute
 from rein.handlers.loggers.attach import Axis
 from rein.handlers.loggers.media import Image, Video
@@ -64,11 +65,9 @@ class MlflowLogger:
         clock: str | None = None,
     ) -> None:
         self._axis = Axis("MlflowLogger", clock)
-        try:
+        with optional_import("MlflowLogger needs MLflow: pip install mlflow"):
             mlflow: Any = importlib.import_module("mlflow")
             entities: Any = importlib.import_module("mlflow.entities")
-        except ImportError as error:
-            raise ImportError(f"MlflowLogger needs MLflow: pip install mlflow ({error})") from error
         self.run_id = run_id
         self._client, self._entities = mlflow.MlflowClient(tracking_uri), entities
         self._experiment, self._name, self._tags = experiment, run_name, dict(tags or {})
@@ -92,8 +91,8 @@ class MlflowLogger:
         """Log one value per metric."""
         self.begin()
         now, step = int(time.time() * 1000), self._axis.step(clocks)
-        known = [(self._metrics[name], value) for name, value in metrics.items() if not math.isnan(value)]
-        points = [self._entities.Metric(name, value, now, step) for name, value in known]
+        numbers = [(self._metrics[name], value) for name, value in metrics.items() if not math.isnan(value)]
+        points = [self._entities.Metric(name, value, now, step) for name, value in numbers]
         self._client.log_batch(self.run_id, metrics=points)
 
     def write_text(self, clocks: Mapping[str, float], name: str, text: str) -> None:
@@ -132,8 +131,8 @@ class MlflowLogger:
         if self._running:
             return
         if self.run_id is None:
-            found = self._client.get_experiment_by_name(self._experiment)
-            experiment_id = found.experiment_id if found else self._client.create_experiment(self._experiment)
+            experiment = self._client.get_experiment_by_name(self._experiment)
+            experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(self._experiment)
             self.run_id = self._client.create_run(experiment_id, tags=self._tags, run_name=self._name).info.run_id
             params = [self._entities.Param(name, value) for name, value in self._parameters.items()]
             for first in range(0, len(params), _PARAMETERS):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rein.errors import optional_import
 from rein.files import absolute
 from rein.handlers.loggers.attach import Axis
 from rein.handlers.loggers.media import Histogram, Image, Video
@@ -29,10 +30,8 @@ class TensorBoardLogger:
 
     def __init__(self, folder: str | Path, *, clock: str | None = None) -> None:
         self._axis = Axis("TensorBoardLogger", clock)
-        try:
+        with optional_import("TensorBoardLogger needs TensorBoard: pip install tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError(f"TensorBoardLogger needs TensorBoard: pip install tensorboard ({error})") from error
         self._open = SummaryWriter
         self._folder = str(absolute(folder))
         self._writer: Any = None

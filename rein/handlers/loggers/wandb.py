@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from rein.errors import optional_import
 from rein.files import absolute
 from rein.handlers.loggers.attach import Axis
 from rein.handlers.loggers.media import Histogram, Image, Video
@@ -36,11 +37,8 @@ class WandbLogger:
 
     def __init__(self, *, clock: str | None = None, **options: Any) -> None:
         self._axis = Axis("WandbLogger", clock)
-        try:
-            wandb: Any = importlib.import_module("wandb")
-        except ImportError as error:
-            raise ImportError(f"WandbLogger needs wandb: pip install wandb ({error})") from error
-        self._wandb = wandb
+        with optional_import("WandbLogger needs wandb: pip install wandb"):
+            self._wandb: Any = importlib.import_module("wandb")
         self._options = options | {name: str(absolute(options[name])) for name in ("dir",) if options.get(name)}
         self._run: Any = None
         self._names = Names(grouped)
@@ -65,9 +63,9 @@ class WandbLogger:
     def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
         """Log one value per metric and clock."""
         self.begin()
-        known = {self._names[name]: value for name, value in metrics.items() if not math.isnan(value)}
+        numbers = {self._names[name]: value for name, value in metrics.items() if not math.isnan(value)}
         times = {f"clocks/{name}": value for name, value in clocks.items()}
-        self._run.log({**times, **known}, step=self._axis.step(clocks))
+        self._run.log({**times, **numbers}, step=self._axis.step(clocks))
 
     def write_text(self, clocks: Mapping[str, float], name: str, text: str) -> None:
         """Log a text as HTML."""

@@ -99,7 +99,7 @@ class EpisodeStatistics:
         lost_TN = truncated_TN & ~valid_TN  # the rest of the episode was lost when a worker failed
         lost_rows = set(np.nonzero(lost_TN)[0].tolist())
         first_T = np.searchsorted(row_E, np.arange(stop - start + 1)).tolist()  # first end in each row
-        found: list[tuple[int, int, float, int]] = []
+        ended_episodes: list[tuple[int, int, float, int]] = []
         for t, (a, b) in enumerate(itertools.pairwise(first_T)):
             self._return_N += reward_TN[t]
             self._length_N += valid_TN[t]
@@ -112,16 +112,16 @@ class EpisodeStatistics:
             if a < b:
                 ended = environment_E[a:b]
                 columns = ended.tolist(), self._return_N[ended].tolist(), self._length_N[ended].tolist()
-                found += zip(itertools.repeat(start + t), *columns)
+                ended_episodes += zip(itertools.repeat(start + t), *columns)
                 self._return_N[ended] = 0.0
                 self._length_N[ended] = 0
                 if self._agents:
                     self._end_worlds(np.unique(ended // self._agents))
-        self._ended += found
-        self._window = [*self._window, *(end[2:] for end in found)][-WINDOW:]
+        self._ended += ended_episodes
+        self._window = [*self._window, *(end[2:] for end in ended_episodes)][-WINDOW:]
         if self._learner_returns:
             size = len(self._return_N) // len(self._learner_returns)
-            for _, environment, episode_return, _ in found:
+            for _, environment, episode_return, _ in ended_episodes:
                 self._learner_returns[environment // size].append(episode_return)
         self._caught_up = stop
 
@@ -184,7 +184,7 @@ class EpisodeStatistics:
         length_E, rows = _column(ended, 3, np.int64), self._rows
 
         def at_end(field: str) -> Tree:
-            return map_tree(lambda kept: _host(kept)[row_E, environment_E], rows[field])
+            return map_tree(lambda column: _host(column)[row_E, environment_E], rows[field])
 
         stored = bool(rows.length) and "next_observation" in rows
         flags = {name: at_end(name) if rows.length else np.zeros(0, bool) for name in ("terminated", "truncated")}
@@ -237,9 +237,9 @@ class EpisodeStatistics:
             self._world_return_W = state["world_return"].numpy(force=True).copy()
             self._world_length_W = state["world_length"].numpy(force=True).copy()
             self._worlds_ended = [(float(total), int(length)) for total, length in state["worlds_ended"]]
-        for mine, saved in zip(self._learner_returns, state.get("learner_returns", ()), strict=False):
-            mine.clear()
-            mine.extend(saved)
+        for returns, saved in zip(self._learner_returns, state.get("learner_returns", ()), strict=False):
+            returns.clear()
+            returns.extend(saved)
 
 
 # name -> (0 for returns or 1 for lengths, True for the last 100 episodes instead of those of this epoch)
@@ -291,8 +291,12 @@ class CompletedEpisodes:
         if "next_observation" not in self._rows:  # the first handler was attached during this epoch
             return []
         recorded = self._recorded()
-        kept = sum(len(trees["valid"]) for trees in recorded)
-        return [self._episode(recorded, *ended) for ended in self._statistics.ended_in_last_row() if ended[-1] <= kept]
+        stored_rows = sum(len(trees["valid"]) for trees in recorded)
+        return [
+            self._episode(recorded, *ended)
+            for ended in self._statistics.ended_in_last_row()
+            if ended[-1] <= stored_rows
+        ]
 
     def _recorded(self) -> list[dict[str, Any]]:
         """Return the fields of the earlier rows, if these can be joined, and of the rows of this epoch."""

@@ -7,7 +7,7 @@ multi-agent worlds). All arrays are on the CPU.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,47 +15,13 @@ import torch
 from rein.envs.base.contract import agents_per_world
 from rein.episodes.step import step_active
 from rein.ops.trees import map_tree, to_device
-from rein.types import TimeStep, Tree
+from rein.types import Episode, TimeStep, Tree
 
 if TYPE_CHECKING:
     from rein.store.reader import Run
 
 _Path = tuple[str, ...]  # ("observation", "camera")
 _HALF = (torch.float16, torch.bfloat16)  # stores convert these to float32
-
-
-class Recorded(Protocol):
-    """Stored episode, as returned by `rein.open_run(path).episode(id)`."""
-
-    @property
-    def id(self) -> int:
-        """Number of the episode in the run."""
-        ...
-
-    @property
-    def environment(self) -> int:
-        """Index of the environment in which it was played."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """Seed of the episode; -1 if unknown."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """Number of transitions, L."""
-        ...
-
-    @property
-    def fields(self) -> Mapping[str, Tree]:
-        """Numpy arrays (L, ...) by name. `action` is required; other fields are compared if present."""
-        ...
-
-    @property
-    def final_observation(self) -> Tree:
-        """Final observation (*O), or None if it was not stored."""
-        ...
 
 
 class Difference(NamedTuple):
@@ -77,7 +43,7 @@ class Replay(NamedTuple):
 
 def replay(
     environment: Any,
-    episodes: Sequence[Recorded],
+    episodes: Sequence[Episode],
     *,
     film: Callable[[np.ndarray[Any, Any]], None] | None = None,
     run: Run | None = None,
@@ -90,7 +56,7 @@ def replay(
 
     Args:
         environment: A `Replayable` environment that is used for nothing else.
-        episodes: Episodes to replay.
+        episodes: Episodes to replay, such as `rein.open_run(path).episode(id)`.
         film: Function that receives the frame before each action, up to the first difference. Requires a single
             episode. If an agent leaves a multi-agent world early, the frames continue until the last agent leaves.
         run: Run of the episodes. Required for multi-agent worlds, to read the actions of the other agents.
@@ -120,7 +86,7 @@ class _Comparison:
     """Stored episode and its agreement with the replay so far."""
 
     def __init__(
-        self, episode: Recorded, num_envs: int = 1, agents: int = 1, run: Run | None = None, filmed: bool = False
+        self, episode: Episode, num_envs: int = 1, agents: int = 1, run: Run | None = None, filmed: bool = False
     ) -> None:
         self.episode = episode
         self.row = episode.environment % num_envs  # in which the episode is replayed
@@ -173,12 +139,12 @@ class _Comparison:
     def _compare_leaves(self, step: int, stored: Mapping[_Path, Any], played: Tree, index: int | None) -> None:
         if self._difference is not None:
             return
-        found = dict(_by_path(played, next(iter(stored), ())[:1]))
-        if found.keys() != stored.keys():
-            expected, returned = (", ".join(map(".".join, paths)) for paths in (stored, found))
+        arrays = dict(_by_path(played, next(iter(stored), ())[:1]))
+        if arrays.keys() != stored.keys():
+            expected, returned = (", ".join(map(".".join, paths)) for paths in (stored, arrays))
             raise ValueError(f"episode {self.episode.id}: has {expected}; this environment returns {returned}")
         for path, whole in stored.items():
-            expected, got = np.asarray(whole if index is None else whole[index]), np.asarray(found[path])
+            expected, got = np.asarray(whole if index is None else whole[index]), np.asarray(arrays[path])
             if expected.shape != got.shape:
                 shapes = f"of shape {expected.shape}; this environment returns {got.shape}"
                 raise ValueError(f"episode {self.episode.id}: {'.'.join(path)} is {shapes}")
