@@ -18,7 +18,7 @@ from rein.errors import StoreError
 from rein.files import absolute, short
 from rein.integrations.plot import Curve, curve_of, draw_curves, make_figure
 from rein.loop.clocks import CLOCKS
-from rein.store.metrics import EPOCHS, CSVTable, awaits_epoch
+from rein.store.metrics_files import EPOCHS, CSVTable, awaits_epoch
 from rein.store.reader import Run, open_run
 
 Clock = Literal["env_steps", "vector_steps", "updates", "episodes", "iterations", "epochs", "seconds"]

@@ -5,7 +5,7 @@ Files::
     checkpoints/epoch-000100.h5                     after epoch 100
     checkpoints/epoch-000101-iteration-000017.h5    in the middle of epoch 101
     checkpoints/best/epoch-000040.h5                best checkpoint by the metrics that the file lists
-    checkpoints/rows/<sha256>.h5                    rows of replay buffers, see `rein.store.shards`
+    checkpoints/rows/<sha256>.h5                    rows of replay buffers, see `rein.store.checkpoint_file`
     checkpoints/latest                              name of the newest checkpoint
 """
 
@@ -31,17 +31,19 @@ from rein.files import absolute, inside, make_folder
 from rein.loop import Loop
 from rein.ops.trees import leaves
 from rein.store.checkpoint_file import (
+    BEST,
     Checkpoint,
+    Shards,
     describe,
     is_finite,
     look,
+    names_of,
     read_checkpoint,
     write_checkpoint,
 )
 from rein.store.folder import move_aside
-from rein.store.format.sealed import Memory, remove_leftovers, sync_folder, write_whole
-from rein.store.format.state import Shard, snapshot
-from rein.store.shards import BEST, Shards, names_of
+from rein.store.format.sealed import remove_leftovers, sync_folder, write_whole
+from rein.store.format.state_codec import Shard, snapshot
 from rein.store.writer_thread import Writer
 
 FOLDER = "checkpoints"
@@ -68,7 +70,6 @@ class Checkpoints:
         self._kept: list[Kept] = []  # written by rein
         self._others: list[dict[str, Any]] = []  # descriptions of checkpoints that the user put here
         self._shards = Shards(self.folder)
-        self._memory = Memory()
         self._writers: list[Writer] = []  # at most one; the finalizer holds the list instead of this object
         self._finalizer = weakref.finalize(self, _end, self._writers)
 
@@ -138,7 +139,6 @@ class Checkpoints:
 
     def close(self) -> None:
         """Flush and end the thread. The next `take` starts a new one. Raises CheckpointError if a write failed."""
-        self._memory = Memory()
         while self._writers:
             atexit.unregister(self._writers[0].close)
             with self._surface():
@@ -188,9 +188,9 @@ class Checkpoints:
     ) -> None:
         """Write one checkpoint, update `best/` and `latest`, and remove old files. Runs on the writer's thread."""
         try:
-            if names := self._shards.write(held, self._memory):
+            if names := self._shards.write(held):
                 about["rows"] = names
-            write_checkpoint(path, held, about, self._memory)
+            write_checkpoint(path, held, about)
         except BaseException:
             self._shards.forget()
             raise
@@ -235,7 +235,7 @@ class Checkpoints:
         lost = {path for path in others if set(metrics_of(path, others[path])) <= {*won}}
         target = mine or _free(folder / name, lost)
         about = {**about, "file": target.name, "best": [list(best) for best in (*before, *won)]}
-        write_checkpoint(target, held, about, self._memory)
+        write_checkpoint(target, held, about)
         written[target] = about
         for path in written.keys() - set(holders(written).values()):
             path.unlink(missing_ok=True)

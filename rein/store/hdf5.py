@@ -11,11 +11,12 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import os
 import threading
 import time
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,6 +30,7 @@ from rein.store.checkpoint_folder import Checkpoints
 from rein.store.folder import (
     ASIDE,
     TRAJECTORIES,
+    Lock,
     claim,
     file_name,
     files_of,
@@ -38,7 +40,7 @@ from rein.store.folder import (
     newer_files,
 )
 from rein.store.format.layout import MAX_ROWS
-from rein.store.format.sealed import Memory, reason_of, sync_folder, write_whole
+from rein.store.format.sealed import reason_of, sync_folder, write_whole
 from rein.store.format.trajectory_writer import (
     WHOLE,
     Part,
@@ -49,10 +51,10 @@ from rein.store.format.trajectory_writer import (
     structure,
 )
 from rein.store.host_copy import check_names, to_host
-from rein.store.lock import Lock
-from rein.store.selection import Best, Selection
 from rein.store.writer_thread import Writer
 from rein.types import Trajectory
+
+Best = tuple[int, str, Literal["min", "max"]]  # number of epochs, metric, mode
 
 logger = logging.getLogger("rein")
 
@@ -276,6 +278,84 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{text:.100} cannot be written to run.json: `config` must hold numbers, strings and lists")
 
 
+class Selection:
+    """Decides for each epoch in turn whether it is kept. With `best`, an epoch may replace an earlier one."""
+
+    def __init__(self, every: int = 1, best: Best | None = None) -> None:
+        """Raises ValueError for invalid arguments."""
+        if type(every) is not int or every < 0:
+            raise ValueError(f"every={every}: must be 1 to keep all epochs, n to keep every n-th epoch, or 0 for none")
+        if best is not None and not _is_valid(best):
+            raise ValueError(
+                f'keep_best={best!r}: must be (number, metric, "min" or "max"), as (5, "episode_return", "max")'
+            )
+        self.every, self.best = every, None if best is None else (best[0], best[1], best[2])
+        self.scores: dict[int, float] = {}  # epoch -> metric, of the best epochs
+        self._kept = False  # whether an epoch was kept; not used with `best`
+
+    def wants(self, trajectory: Trajectory) -> bool:
+        """Return whether to keep an epoch. With `best`, an epoch whose metric is missing or NaN is not kept."""
+        if not self.every or trajectory.epoch % self.every:
+            return False
+        if self.best is None:
+            return True
+        score = self._score(trajectory.metrics)
+        return not math.isnan(score) and (len(self.scores) < self.best[0] or score > min(self._signed().values()))
+
+    def enter(self, trajectory: Trajectory) -> list[int]:
+        """Record an epoch as kept. Returns the epochs that it replaces. On ties, the oldest epoch is kept."""
+        if self.best is None:
+            self._kept = True
+            return []
+        self.scores[trajectory.epoch] = float(trajectory.metrics[self.best[1]])
+        signed = self._signed()
+        displaced = sorted(signed, key=lambda epoch: (-signed[epoch], epoch))[self.best[0] :]
+        for epoch in displaced:
+            del self.scores[epoch]
+        return displaced
+
+    @property
+    def awaits_first(self) -> bool:
+        """Whether some epochs are to be kept and none was so far."""
+        return self.every > 0 and not (self._kept if self.best is None else self.scores)
+
+    def __repr__(self) -> str:
+        return f"every={self.every}" if self.best is None else f"keep_best={self.best!r}"
+
+    def state(self) -> list[Any] | None:
+        """Return the metric and the best epochs so far, for `load`."""
+        return None if self.best is None else [*self.best[1:], [[epoch, score] for epoch, score in self.scores.items()]]
+
+    def load(self, epoch: int, state: Any, is_there: Callable[[int], bool]) -> None:
+        """Continue after `epoch` with the best epochs so far, without missing ones.
+
+        Loads none if `state` has another metric or mode.
+        """
+        self._kept = 0 < self.every <= epoch
+        if self.best is not None:
+            metric, mode, scores = state or (None, None, ())
+            same = (metric, mode) == self.best[1:]
+            self.scores = {int(epoch): float(score) for epoch, score in scores if same and is_there(int(epoch))}
+
+    def _score(self, metrics: Mapping[str, float]) -> float:
+        assert self.best is not None
+        return float(metrics.get(self.best[1], math.nan)) * self._sign
+
+    def _signed(self) -> dict[int, float]:
+        return {epoch: score * self._sign for epoch, score in self.scores.items()}
+
+    @property
+    def _sign(self) -> float:
+        return 1.0 if self.best is not None and self.best[2] == "max" else -1.0
+
+
+def _is_valid(best: Any) -> bool:
+    if not isinstance(best, list | tuple) or len(best) != 3:
+        return False
+    count, metric, mode = best
+    return type(count) is int and count > 0 and isinstance(metric, str) and mode in ("min", "max")
+
+
 class _Epoch(NamedTuple):
     """Queued epoch and its size in bytes."""
 
@@ -297,7 +377,6 @@ class Files:
         self._size = self._rows = 0
         self._structure: tuple[Any, ...] = (None, None, None)
         self._since = 0.0
-        self._memory = Memory()
         self._writer = Writer(max_bytes, self._write_old, interval=min(max_seconds, 60.0) / 4)
         atexit.register(self.close)  # saves the epochs of a store that is never closed; runs before h5py's exit handler
 
@@ -354,7 +433,6 @@ class Files:
             try:
                 self._writer.close()
             finally:
-                self._memory = Memory()  # frees as much memory as a file takes
                 self.lock.release()
 
     def release(self) -> None:
@@ -391,7 +469,7 @@ class Files:
             raise StoreError(f"{path}: exists already; is another process writing to this run?")
 
         try:
-            content = compose_trajectories(epochs, part, self.run, self._memory)
+            content = compose_trajectories(epochs, part, self.run)
         except Exception as error:  # h5py raises many kinds of errors
             raise StoreError(f"{path}: epochs {first} to {last} do not fit into an HDF5 file: {error}") from error
         write_whole(path, content)

@@ -16,6 +16,7 @@ from rein.loop import Loop
 from rein.networks.finite_parameters import check_parameters
 from rein.spaces.space_json import describe_build
 from rein.store.checkpoint_file import (
+    BEST,
     Checkpoint,
     describe_part,
     describe_parts,
@@ -29,8 +30,7 @@ from rein.store.checkpoint_folder import FOLDER, LATEST, Checkpoints, holders, o
 from rein.store.folder import move_aside, newer_files
 from rein.store.format.sealed import USER_BLOCK
 from rein.store.hdf5 import HDF5Store
-from rein.store.metrics import PLOT, evaluations_of, newer_rows
-from rein.store.shards import BEST
+from rein.store.metrics_files import PLOT, evaluations_of, newer_rows
 
 _NAMED = 6  # number of files that an error message lists, the newest ones
 

@@ -34,7 +34,7 @@ from rein.store.format.trajectory_reader import (
     read_tree,
     take_rows,
 )
-from rein.store.rows import whole_episodes
+from rein.store.row_index import whole_episodes
 from rein.types import EPISODE_COLUMNS, Episode, Episodes, Trajectory, Tree
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ class Run:
         """
         from rein.store.datasets import Transitions
 
-        return Transitions(self._filled, fields, self._spans(episodes))
+        return Transitions(self._filled, fields, self._chosen(episodes))
 
     def sequences(
         self,
@@ -250,10 +250,10 @@ class Run:
         """
         from rein.store.datasets import Sequences
 
-        return Sequences(self._filled, length, stride, fields, self._spans(episodes), pad)
+        return Sequences(self._filled, length, stride, fields, self._chosen(episodes), pad)
 
-    def _spans(self, episodes: Collection[int] | np.ndarray | None) -> tuple[np.ndarray, ...] | None:
-        """Return environment, first and last vector step of episodes. Raises TypeError or ValueError for bad ids."""
+    def _chosen(self, episodes: Collection[int] | np.ndarray | None) -> Table | None:
+        """Return the table of the episodes with these ids. Raises TypeError or ValueError for bad ids."""
         if episodes is None:
             return None
         table, wanted = self.episodes, np.asarray(list(episodes))
@@ -261,8 +261,7 @@ class Run:
             raise TypeError(f'episodes must be ids, got {wanted.dtype}; for a mask use run.episodes["id"][mask]')
         if missing := np.setdiff1d(wanted, table["id"]).tolist():
             raise ValueError(self._no_episode(missing[0]))
-        chosen = np.isin(table["id"], wanted)
-        return table["environment"][chosen], table["first_step"][chosen], table["last_step"][chosen]
+        return take_rows(table, np.isin(table["id"], wanted))
 
     def _no_episode(self, id: int) -> str:
         ids = self.episodes["id"]

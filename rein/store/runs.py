@@ -15,9 +15,8 @@ import numpy as np
 
 from rein.errors import StoreError
 from rein.files import absolute, read_json
-from rein.store.folder import TRAJECTORIES
-from rein.store.lock import is_locked
-from rein.store.metrics import EPOCHS, EVALUATIONS, CSVTable
+from rein.store.folder import TRAJECTORIES, is_locked
+from rein.store.metrics_files import EPOCHS, EVALUATIONS, CSVTable
 
 RETURNS = ("episode_return_100", "episode_return", "evaluation_return")
 _IGNORED = ("threads", "run", "resume", "quiet", "debug")  # options of a recipe that do not change results

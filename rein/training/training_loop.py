@@ -28,7 +28,6 @@ from rein.episodes.step import check_fit
 from rein.errors import check_keywords, refuse_unknown
 from rein.handlers.describe import describe
 from rein.handlers.interrupts import end_at_ctrl_c
-from rein.handlers.loggers.csv import CSVLogger
 from rein.handlers.progress import is_interactive
 from rein.handlers.progress import progress as show_progress
 from rein.handlers.run_log import run_log
@@ -457,20 +456,11 @@ def own_store(loop: Loop, store: Store | str | Path) -> None:
 def describe_run(loop: Loop, store: Any) -> None:
     """Write `run.json`, `run.log` and the metrics of a run if the store has a folder."""
     if hasattr(store, "write_run"):
+        from rein.handlers.record_metrics import record_metrics  # imports h5py, which `import rein` does not need
+
         describe(loop, store)
-        record_metrics(loop, store)
+        record_metrics(loop, store.path)
         run_log(loop, store.path / "run.log")
-
-
-def record_metrics(loop: Loop, store: Any) -> None:
-    """Write each epoch to `metrics.csv`, each evaluation to `evaluations.csv`, and both to `metrics.h5`.
-
-    The files are in `store.path`, the run's folder. A failed write is logged once, and the run continues without them.
-    """
-    from rein.store.metrics import EPOCHS, EVALUATIONS, RunMetrics  # imports h5py, which `import rein` does not need
-
-    epochs, evaluations = (CSVLogger(store.path / name) for name in (EPOCHS, EVALUATIONS))
-    loop.own("metrics_files", RunMetrics(store.path, epochs, evaluations)).attach(loop)
 
 
 def write_trajectories(loop: Loop, store: Store, rows: RowBuffer, statistics: EpisodeStatistics) -> None:

@@ -17,7 +17,7 @@ from rein.ops.trees import leaves, map_tree
 from rein.store.format import sealed
 from rein.store.format.layout import Stored, read_layout
 from rein.store.format.mapping import MappedFile, Stamp, stamp_of
-from rein.store.format.objects import decode_name
+from rein.store.format.nexus import decode_name
 
 Table = dict[str, Any]  # name -> column, all of the same length; `metrics` and `clocks` are nested tables
 

@@ -25,9 +25,8 @@ from torch import Tensor
 
 from rein.files import check_values, decode_json
 from rein.ops.trees import map_tree
-from rein.store.format.objects import add_group, add_text, encode_name
-from rein.store.format.sealed import FORMAT, USER_BLOCK, Memory, compose
-from rein.store.format.views import write_plot
+from rein.store.format.nexus import add_group, add_text, encode_name, write_plot
+from rein.store.format.sealed import FORMAT, USER_BLOCK, compose
 
 _NATIVE = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float32", "float64")
 _AS_BITS = ("float16", "bfloat16", "complex32", "complex64", "complex128")  # viewers cannot show these types
@@ -55,7 +54,7 @@ class Held(NamedTuple):
 
 
 class Shard:
-    """Tensor in a separate file (`rein.store.shards`): `held` until it is written, then the `name` of the file."""
+    """Tensor in a row file: `held` until the file is written, then the `name` of the file."""
 
     def __init__(self, held: Held) -> None:
         self.held: Held | None = held
@@ -82,7 +81,7 @@ def snapshot(state: Any, hold: Callable[[Any], Any] = hold) -> Any:
     return map_tree(hold, state)
 
 
-def encode_state(state: Any, about: Mapping[str, Any], memory: Memory | None = None) -> memoryview:
+def encode_state(state: Any, about: Mapping[str, Any]) -> memoryview:
     """Return the bytes of a file that holds `state`: dictionaries with string keys, lists, tensors, arrays and JSON.
 
     `about` must be JSON. Raises TypeError or ValueError with the path of a value that cannot be stored.
@@ -102,8 +101,7 @@ def encode_state(state: Any, about: Mapping[str, Any], memory: Memory | None = N
     def trailer() -> bytes:
         return _TRAILER.format(*texts["about"], *texts["structure"]).encode()
 
-    size = sum(array.nbytes for array, _ in datasets.values())
-    return compose(build, memory, capacity=size, trailer=trailer)
+    return compose(build, sum(array.nbytes for array, _ in datasets.values()), trailer)
 
 
 def decode_state(content: bytearray, rows: Callable[[str], Tensor] | None = None) -> tuple[Any, dict[str, Any]]:
