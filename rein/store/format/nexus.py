@@ -75,7 +75,7 @@ def set_attributes(node: h5py.Group | h5py.Dataset, **attributes: str | Sequence
     for name, value in attributes.items():
         array = np.array(value, None if isinstance(value, int) else _TEXT)
         attribute = h5a.create(node.id, name.encode(), _type(array.dtype), _space(array.shape))
-        attribute.write(array, mtype=_type(array.dtype))
+        attribute.write(array)
 
 
 @functools.lru_cache(8)
