@@ -160,25 +160,25 @@ def describe_parts(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(
-    theirs: Any, mine: Any, path: tuple[str, ...] = (), by_chance: Collection[tuple[str, str]] = ()
+    theirs: Any, ours: Any, path: tuple[str, ...] = (), by_chance: Collection[tuple[str, str]] = ()
 ) -> list[str]:
     """Return the differences of two configurations, such as `agent.config.gamma was 0.99 and is 0.9`.
 
-    Options that affect only the speed are ignored, and so is a saved seed if `mine` has none. `by_chance` holds the
+    Options that affect only the speed are ignored, and so is a saved seed if `ours` has none. `by_chance` holds the
     first and the last name of paths with random values, which are also ignored.
     """
     name = path[-1] if path else ""
-    if name in _SPEED_OPTIONS or (name == "seed" and mine is None) or (path and (path[0], name) in by_chance):
+    if name in _SPEED_OPTIONS or (name == "seed" and ours is None) or (path and (path[0], name) in by_chance):
         return []
     pairs: Iterable[tuple[str, Any, Any]] | None = None
-    if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
-        pairs = ((name, theirs.get(name), mine.get(name)) for name in dict.fromkeys((*theirs, *mine)))
-    elif isinstance(theirs, list | tuple) and isinstance(mine, list | tuple) and len(theirs) == len(mine):
-        pairs = ((str(place), a, b) for place, (a, b) in enumerate(zip(theirs, mine, strict=True)))
+    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+        pairs = ((name, theirs.get(name), ours.get(name)) for name in dict.fromkeys((*theirs, *ours)))
+    elif isinstance(theirs, list | tuple) and isinstance(ours, list | tuple) and len(theirs) == len(ours):
+        pairs = ((str(place), a, b) for place, (a, b) in enumerate(zip(theirs, ours, strict=True)))
     if pairs is not None:
         return [line for name, a, b in pairs for line in differences(a, b, (*path, name), by_chance)]
-    same = theirs == mine or (theirs != theirs and mine != mine)
-    return [] if same else [f"{'.'.join(path)} was {_short(theirs)} and is {_short(mine)}"]
+    same = theirs == ours or (theirs != theirs and ours != ours)
+    return [] if same else [f"{'.'.join(path)} was {_short(theirs)} and is {_short(ours)}"]
 
 
 def is_finite(state: Any) -> bool:
@@ -213,16 +213,16 @@ class Shards:
 
     def forget(self) -> None:
         """Forget all blocks. The next checkpoint copies and writes all of them."""
-        self._known: weakref.WeakKeyDictionary[Mark, Shard] = weakref.WeakKeyDictionary()
+        self._shards_by_mark: weakref.WeakKeyDictionary[Mark, Shard] = weakref.WeakKeyDictionary()
 
     def hold(self, leaf: Any) -> Any:
         """Copy a leaf to the host. A large block of a replay buffer becomes a shard, which is copied if it is new."""
         mark = mark_of(leaf) if isinstance(leaf, Tensor) else None
         if mark is None or leaf.nbytes < LEAST:
             return hold(leaf)
-        shard = self._known.get(mark)
+        shard = self._shards_by_mark.get(mark)
         if shard is None:
-            shard = self._known[mark] = Shard(hold(leaf))
+            shard = self._shards_by_mark[mark] = Shard(hold(leaf))
         return shard
 
     def write(self, state: Any) -> list[str]:
@@ -280,15 +280,13 @@ def rows_of(checkpoint: Path) -> Callable[[str], Tensor]:
 
     The function raises CheckpointError with the file and the reason.
     """
-    beside = checkpoint.parent.parent if checkpoint.parent.name == BEST else checkpoint.parent
-    found: dict[str, Tensor] = {}
+    folder = checkpoint.parent.parent if checkpoint.parent.name == BEST else checkpoint.parent
 
+    @functools.cache
     def read(name: str) -> Tensor:
         if not _NAME.fullmatch(name):
             raise CheckpointError(f"{checkpoint}: lists rows {name!r:.80}, which is not a valid name")
-        if name not in found:
-            found[name] = _read(checkpoint, inside(beside, ROWS) / f"{name}.h5")
-        return found[name]
+        return _read(checkpoint, inside(folder, ROWS) / f"{name}.h5")
 
     return read
 
@@ -305,9 +303,9 @@ def _read(checkpoint: Path, path: Path) -> Tensor:
         state, _ = decode_state(content)
         if not isinstance(state, dict) or not isinstance(state.get("rows"), Tensor):
             raise StoreError(f"{path}: has no rows")
+        return state["rows"]
     except (StoreError, ValueError) as error:
         raise CheckpointError(f"{checkpoint}: its rows cannot be read: {error}") from error
-    return state["rows"]
 
 
 def _is_whole(path: Path, name: str) -> bool:
