@@ -56,8 +56,8 @@ def file_name(first: int, last: int, part: Part) -> str:
 
 def list_files(folder: Path) -> list[Path]:
     """Return the trajectory files in a folder, ordered by epoch and part."""
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(found, key=_order)
+    files = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(files, key=_order)
 
 
 def files_of(folder: Path, epoch: int) -> list[Path]:
@@ -67,8 +67,8 @@ def files_of(folder: Path, epoch: int) -> list[Path]:
 
 def is_whole(folder: Path, epoch: int) -> bool:
     """Return whether an epoch is complete in separate files. A partly removed epoch lacks its first part."""
-    found = files_of(folder, epoch)
-    return bool(found) and _order(found[0])[2] <= 1
+    files = files_of(folder, epoch)
+    return bool(files) and _order(files[0])[2] <= 1
 
 
 def claim(path: Path, exist: str) -> Path:
@@ -127,12 +127,9 @@ def missing_epochs(run: Path, epochs: Iterable[float], last: int) -> list[int]:
         return []
     spans = [_order(path)[:2] for path in list_files(inside(run, TRAJECTORIES))]
     ends = list(itertools.accumulate((end for _, end in spans), max))
-    found = []
-    for epoch in sorted({int(number) for number in epochs if number == number and number <= last}):
-        before = bisect.bisect_right(spans, epoch, key=lambda span: span[0])
-        if epoch % every == 0 and (before == 0 or ends[before - 1] < epoch):
-            found.append(epoch)
-    return found
+    expected = {int(number) for number in epochs if number == number and number <= last and number % every == 0}
+    before = {epoch: bisect.bisect_right(spans, epoch, key=lambda span: span[0]) for epoch in expected}
+    return sorted(epoch for epoch in expected if before[epoch] == 0 or ends[before[epoch] - 1] < epoch)
 
 
 def spans_of(numbers: Sequence[int]) -> str:
@@ -175,13 +172,8 @@ def move_aside(
         for path in files:
             same = (aside / path.name).exists()  # the best checkpoint may have the name of another one
             path.rename(aside / (f"{path.parent.name}-{path.name}" if same else path.name))
-        for changed in {
-            aside,
-            aside.parent,
-            run,
-            *(path.parent for path in files),
-            *(aside / path.parent.name for path in shared),
-        }:
+        folders = {aside, aside.parent, run, *(path.parent for path in files)}
+        for changed in folders | {aside / path.parent.name for path in shared}:
             sync_folder(changed)
     except OSError as error:
         raise StoreError(f"{run}: files newer than {name} cannot be moved aside: {reason_of(error)}") from error
@@ -263,7 +255,8 @@ class Lock:
         self.give_up: Callable[[], None] | None = None
         if fcntl is None:
             return
-        descriptor, held = _open(folder), None
+        descriptor = _open(folder)
+        held = None
         try:
             status = os.fstat(descriptor)
             key = status.st_dev, status.st_ino
@@ -290,33 +283,31 @@ class Lock:
 
 def is_locked(folder: Path) -> bool:
     """Return whether a store of this or another process has locked the folder."""
-    if fcntl is None:
-        return False
-    descriptor = _open(folder)
-    try:
-        if locked := _lock(descriptor):  # also fails if this process holds a lock through another descriptor
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    with _locked(folder) as locked:  # also fails if this process holds a lock through another descriptor
         return locked is None
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
 def keep_stores_out(folder: Path) -> Iterator[None]:
     """Prevent stores of all processes from opening the folder. Raises StoreError if a store has it open."""
-    if fcntl is None:
+    with _locked(folder) as locked:
+        if locked is None:
+            raise StoreError(f"{folder}: a run is writing to it; try again when the run has ended")
         yield
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool | None]:
+    """Lock a folder meanwhile. Yields the result of `_lock`, or False on Windows."""
+    if fcntl is None:
+        yield False
         return
     descriptor = _open(folder)
     try:
         locked = _lock(descriptor)
-        if locked is None:
-            raise StoreError(f"{folder}: a run is writing to it; try again when the run has ended")
-        try:
-            yield
-        finally:
-            if locked:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
+        yield locked
+        if locked:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 

@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium.spaces import Space
@@ -139,9 +139,9 @@ class HDF5Store:
 
         HDF5 treats "/" and "." as parts of a path.
         """
-        kept = self._config["fields"]
+        names = self._config["fields"]
         for field, space in spaces.items() if self._config["every"] else ():
-            if kept is None or field in kept:
+            if names is None or field in names:
                 check_names(space, field)
 
     @property
@@ -291,7 +291,7 @@ class Selection:
             )
         self.every, self.best = every, None if best is None else (best[0], best[1], best[2])
         self.scores: dict[int, float] = {}  # epoch -> metric, of the best epochs
-        self._kept = False  # whether an epoch was kept; not used with `best`
+        self._has_epoch = False  # whether an epoch was selected; not used with `best`
 
     def wants(self, trajectory: Trajectory) -> bool:
         """Return whether to keep an epoch. With `best`, an epoch whose metric is missing or NaN is not kept."""
@@ -305,7 +305,7 @@ class Selection:
     def enter(self, trajectory: Trajectory) -> list[int]:
         """Record an epoch as kept. Returns the epochs that it replaces. On ties, the oldest epoch is kept."""
         if self.best is None:
-            self._kept = True
+            self._has_epoch = True
             return []
         self.scores[trajectory.epoch] = float(trajectory.metrics[self.best[1]])
         signed = self._signed()
@@ -317,7 +317,7 @@ class Selection:
     @property
     def awaits_first(self) -> bool:
         """Whether some epochs are to be kept and none was so far."""
-        return self.every > 0 and not (self._kept if self.best is None else self.scores)
+        return self.every > 0 and not (self._has_epoch if self.best is None else self.scores)
 
     def __repr__(self) -> str:
         return f"every={self.every}" if self.best is None else f"keep_best={self.best!r}"
@@ -331,7 +331,7 @@ class Selection:
 
         Loads none if `state` has another metric or mode.
         """
-        self._kept = 0 < self.every <= epoch
+        self._has_epoch = 0 < self.every <= epoch
         if self.best is not None:
             metric, mode, scores = state or (None, None, ())
             same = (metric, mode) == self.best[1:]
@@ -356,13 +356,6 @@ def _is_valid(best: Any) -> bool:
     return type(count) is int and count > 0 and isinstance(metric, str) and mode in ("min", "max")
 
 
-class _Epoch(NamedTuple):
-    """Queued epoch and its size in bytes."""
-
-    trajectory: Trajectory
-    size: int
-
-
 class Files:
     """Collects epochs in memory and writes them to `folder`. With `alone`, each epoch gets a separate file."""
 
@@ -373,7 +366,7 @@ class Files:
         self.lock = Lock(folder.parent)  # held as long as a thread may write, even if the store is never closed
         self._limits = max_bytes, max_epochs, max_seconds
         self._lock = threading.RLock()  # guards the attributes below: the writer's thread takes epochs that are due
-        self._epochs: list[_Epoch] = []
+        self._epochs: list[Trajectory] = []
         self._size = self._rows = 0
         self._structure: tuple[Any, ...] = (None, None, None)
         self._since = 0.0
@@ -383,32 +376,33 @@ class Files:
     def append(self, trajectory: Trajectory) -> None:
         """Add an epoch to the open file, or to a new file if it does not fit."""
         self._writer.check()
-        size, rows, mine = size_of(trajectory), rows_of(trajectory), structure(trajectory)
+        size, rows, kinds = size_of(trajectory), rows_of(trajectory), structure(trajectory)
         max_bytes, max_epochs, max_seconds = self._limits
-        fits = all(a is None or b is None or a == b for a, b in zip(mine, self._structure, strict=True))
+        fits = all(a is None or b is None or a == b for a, b in zip(kinds, self._structure, strict=True))
         if not fits or self._size + size > max_bytes or self._rows + rows > MAX_ROWS:
             self._submit()
         if size > max_bytes or rows > MAX_ROWS:
             for part, piece in split(trajectory, max_bytes):
-                held = _Epoch(piece, size_of(piece))
-                self._writer.submit(functools.partial(self._write, [held], part), held.size)
+                self._writer.submit(functools.partial(self._write, [piece], part), size_of(piece))
             return
         with self._lock:
             if not self._epochs:
-                self._since, self._structure = time.monotonic(), mine
-            self._epochs.append(_Epoch(trajectory, size))
-            self._size, self._rows = self._size + size, self._rows + rows
-            self._structure = tuple(b if a is None else a for a, b in zip(mine, self._structure, strict=True))
+                self._since, self._structure = time.monotonic(), kinds
+            self._epochs.append(trajectory)
+            self._size += size
+            self._rows += rows
+            self._structure = tuple(b if a is None else a for a, b in zip(kinds, self._structure, strict=True))
         if len(self._epochs) >= max_epochs or time.monotonic() - self._since >= max_seconds:
             self._submit()
 
     def remove(self, epoch: int) -> None:
         """Remove an epoch, whether it is already in a file or still in memory."""
         with self._lock:
-            stay = [held for held in self._epochs if held.trajectory.epoch != epoch]
+            stay = [trajectory for trajectory in self._epochs if trajectory.epoch != epoch]
             waited = len(stay) < len(self._epochs)
-            self._epochs, self._size = stay, sum(held.size for held in stay)
-            self._rows = sum(rows_of(held.trajectory) for held in stay)
+            self._epochs = stay
+            self._size = sum(map(size_of, stay))
+            self._rows = sum(map(rows_of, stay))
         if not waited:  # the epoch is in a file, or queued for one
             self._submit()  # write the epoch that replaces it first
             self._writer.submit(functools.partial(self._remove, epoch), 0)
@@ -426,14 +420,11 @@ class Files:
     def close(self) -> None:
         """Flush and end the thread."""
         atexit.unregister(self.close)
-        try:
+        with contextlib.ExitStack() as last:
+            last.callback(self.lock.release)
+            last.callback(self._writer.close)
             if self.works:
                 self._submit()
-        finally:
-            try:
-                self._writer.close()
-            finally:
-                self.lock.release()
 
     def release(self) -> None:
         """Close without waiting. The garbage collector may call this from a thread that holds the lock of HDF5."""
@@ -444,11 +435,10 @@ class Files:
             self._writer.end()
 
     def _submit(self, wait: bool = True) -> None:
-        size = self._size
         if epochs := self._take():
-            self._writer.submit(functools.partial(self._write, epochs, WHOLE), size, wait)
+            self._writer.submit(functools.partial(self._write, epochs, WHOLE), sum(map(size_of, epochs)), wait)
 
-    def _take(self) -> list[_Epoch]:
+    def _take(self) -> list[Trajectory]:
         with self._lock:
             epochs, self._epochs, self._size, self._rows = self._epochs, [], 0, 0
         return epochs
@@ -457,12 +447,11 @@ class Files:
         if self._epochs and time.monotonic() - self._since >= self._limits[2] and (epochs := self._take()):
             self._write(epochs, WHOLE)
 
-    def _write(self, epochs: list[_Epoch], part: Part) -> None:
-        for together in [[epoch] for epoch in epochs] if self._alone else [epochs]:
-            self._write_file(together, part)
+    def _write(self, epochs: list[Trajectory], part: Part) -> None:
+        for group in [[epoch] for epoch in epochs] if self._alone else [epochs]:
+            self._write_file(group, part)
 
-    def _write_file(self, held: list[_Epoch], part: Part) -> None:
-        epochs = [epoch.trajectory for epoch in held]
+    def _write_file(self, epochs: list[Trajectory], part: Part) -> None:
         first, last = epochs[0].epoch, epochs[-1].epoch
         path = self.folder / file_name(first, last, part)
         if path.exists():

@@ -111,11 +111,11 @@ class RowIndex:
 
     def chronological(self, mask_P: np.ndarray) -> np.ndarray:
         """Return the positions in a mask, ordered by row, and by environment within a row."""
-        found = []
+        parts = []
         for stretch, mask_NR in zip(self.stretches, self._by_stretch(mask_P), strict=True):
             row, environment = np.nonzero(mask_NR.T)
-            found.append(stretch.start + environment * stretch.rows + row)
-        return np.concatenate(found or [_NONE])
+            parts.append(stretch.start + environment * stretch.rows + row)
+        return np.concatenate(parts or [_NONE])
 
     def by_environment(self, position: np.ndarray) -> np.ndarray:
         """Sort ascending positions by environment."""
@@ -181,11 +181,11 @@ _NONE = np.zeros(0, np.int64)
 
 def stretches_of(contents: Sequence[Content]) -> list[Stretch]:
     """Join the files that have rows to stretches."""
-    found, start = [], 0
+    parts, start = [], 0
     for _, group in itertools.groupby(contents, lambda content: content.num_envs):
-        found.append(Stretch(list(group), start))
-        start += found[-1].num_envs * found[-1].rows
-    return found
+        parts.append(Stretch(list(group), start))
+        start += parts[-1].num_envs * parts[-1].rows
+    return parts
 
 
 def whole_episodes(contents: Sequence[Content], episodes: Table) -> np.ndarray:

@@ -76,10 +76,10 @@ class MappedFile:
 
     def node(self, *path: str) -> Any:
         """Return a dataset (`Stored`) or a group (dictionary) by path, or None if it does not exist."""
-        found: Any = self.layout
+        node: Any = self.layout
         for name in path:
-            found = found.get(name) if isinstance(found, dict) else None
-        return found
+            node = node.get(name) if isinstance(node, dict) else None
+        return node
 
     def read(self, stored: Stored, rows: slice = slice(None)) -> np.ndarray:
         """Return rows of a dataset: a read-only map if it is raw (a copy if it is small), otherwise a new array.
@@ -142,7 +142,7 @@ class MappedFile:
         wanted_C = (begin_C < stop) & (begin_C + stored.chunk[0] > first)
         for offset, length, *index in stored.pieces[wanted_C].tolist():
             part = index[0] < first or stop < min(index[0] + stored.chunk[0], stored.shape[0])
-            piece = self._kept_chunk(stored, offset, length) if part else self._decode_chunk(stored, offset, length)
+            piece = self._cached_chunk(stored, offset, length) if part else self._decode_chunk(stored, offset, length)
             skipped = max(0, first - index[0])
             target = [slice(max(0, index[0] - first), index[0] + stored.chunk[0] - first)]
             target += [slice(begin, begin + size) for begin, size in zip(index[1:], stored.chunk[1:], strict=True)]
@@ -151,7 +151,7 @@ class MappedFile:
             place[...] = piece[source]
         return decoded
 
-    def _kept_chunk(self, stored: Stored, offset: int, length: int) -> np.ndarray:
+    def _cached_chunk(self, stored: Stored, offset: int, length: int) -> np.ndarray:
         """Return a chunk of which a part is read, from the cache or decoded.
 
         The next read usually wants the following rows of the same chunk. The same `pieces` imply a layout with the same

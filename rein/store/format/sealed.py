@@ -128,8 +128,8 @@ def _open_checked(path: Path, limit: int = LARGEST) -> Iterator[tuple[io.Buffere
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _compare(path: Path, found: str, promised: str) -> None:
-    if found != promised:
+def _compare(path: Path, sha256: str, promised: str) -> None:
+    if sha256 != promised:
         raise StoreError(f"{path}: is damaged: its SHA-256 is not the one in its user block")
 
 

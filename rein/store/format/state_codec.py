@@ -157,13 +157,13 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _number(found: dict[str, Any]) -> Any:
+def _number(described: dict[str, Any]) -> Any:
     """Return the number that a dictionary represents, or the dictionary if it represents none."""
-    if found.keys() != {_FLOAT}:
-        return found
-    if found[_FLOAT] not in list(_NONFINITE):
-        raise ValueError(f"{found[_FLOAT]!r:.80} is not a number")
-    return _NONFINITE[found[_FLOAT]]
+    if described.keys() != {_FLOAT}:
+        return described
+    if described[_FLOAT] not in list(_NONFINITE):
+        raise ValueError(f"{described[_FLOAT]!r:.80} is not a number")
+    return _NONFINITE[described[_FLOAT]]
 
 
 def _json(value: Any) -> Any:
@@ -274,10 +274,10 @@ def _decode(value: Any, take: Callable[[str, Mapping[str, Any]], Tensor]) -> Any
 def _check_rows(described: Mapping[str, Any], rows: Callable[[str], Tensor] | None) -> Tensor:
     if rows is None:
         raise ValueError("it refers to another file, which is not allowed here")
-    found = rows(str(described["file"]))
-    if [*found.shape] != described["shape"] or found.dtype != _DTYPES[described["dtype"]]:
+    tensor = rows(str(described["file"]))
+    if [*tensor.shape] != described["shape"] or tensor.dtype != _DTYPES[described["dtype"]]:
         raise ValueError(f"the rows in {described['file']} have another shape or dtype than described")
-    return found
+    return tensor
 
 
 def _decode_tensor(described: Mapping[str, Any], content: bytearray) -> Tensor:

@@ -62,8 +62,8 @@ def read_content(file: MappedFile) -> Content:
         epochs[kind] = {decode_name(name): _column(file, table[kind], name, "f") for name in table[kind]}
     table = file.layout["episodes"]
     episodes = {name: _column(file, table, name, kind) for name, kind in EPISODES.items()}
-    known = "options" in table
-    episodes["options"] = _column(file, table, "options", "S") if known else np.zeros(len(episodes["id"]), "S1")
+    empty = np.zeros(len(episodes["id"]), "S1")
+    episodes["options"] = _column(file, table, "options", "S") if "options" in table else empty
     content = Content(file, epochs, episodes, dict(_fields(file.layout["trajectory"])))
     _check(content)
     return content
@@ -116,13 +116,13 @@ def _check(content: Content) -> None:
 def _check_observations(content: Content, node: Any, lead: tuple[int, ...]) -> None:
     """Check that final or next observations have the leading shape `lead`, and dtype and shape of the rows'."""
     observed = content.file.node("trajectory", "observation")
-    mine, rows = ({p: s for p, s in _fields({} if n is None else {"": n})} for n in (node, observed))
-    if any(stored.shape[:1] != lead[:1] for stored in mine.values()):
+    others, rows = ({p: s for p, s in _fields({} if n is None else {"": n})} for n in (node, observed))
+    if any(stored.shape[:1] != lead[:1] for stored in others.values()):
         raise ValueError("its final or next observations do not fit its tables")
     if node is None or observed is None:
         return
-    if mine.keys() != rows.keys() or any(
-        s.shape != (*lead, *rows[p].shape[2:]) or s.dtype != rows[p].dtype for p, s in mine.items()
+    if others.keys() != rows.keys() or any(
+        s.shape != (*lead, *rows[p].shape[2:]) or s.dtype != rows[p].dtype for p, s in others.items()
     ):
         raise ValueError("its final or next observations do not fit its observations")
 
