@@ -50,7 +50,7 @@ from rein.store.format.trajectory_writer import (
     split,
     structure,
 )
-from rein.store.host_copy import check_names, to_host
+from rein.store.memory_store import check_names, to_host
 from rein.store.writer_thread import Writer
 from rein.types import Trajectory
 
@@ -299,8 +299,9 @@ class Selection:
             return False
         if self.best is None:
             return True
-        score = self._score(trajectory.metrics)
-        return not math.isnan(score) and (len(self.scores) < self.best[0] or score > min(self._signed().values()))
+        score = self._signed(trajectory.metrics.get(self.best[1], math.nan))
+        worst = min(map(self._signed, self.scores.values()), default=-math.inf)
+        return not math.isnan(score) and (len(self.scores) < self.best[0] or score > worst)
 
     def enter(self, trajectory: Trajectory) -> list[int]:
         """Record an epoch as kept. Returns the epochs that it replaces. On ties, the oldest epoch is kept."""
@@ -308,8 +309,7 @@ class Selection:
             self._has_epoch = True
             return []
         self.scores[trajectory.epoch] = float(trajectory.metrics[self.best[1]])
-        signed = self._signed()
-        displaced = sorted(signed, key=lambda epoch: (-signed[epoch], epoch))[self.best[0] :]
+        displaced = sorted(self.scores, key=lambda epoch: (-self._signed(self.scores[epoch]), epoch))[self.best[0] :]
         for epoch in displaced:
             del self.scores[epoch]
         return displaced
@@ -337,16 +337,9 @@ class Selection:
             same = (metric, mode) == self.best[1:]
             self.scores = {int(epoch): float(score) for epoch, score in scores if same and is_there(int(epoch))}
 
-    def _score(self, metrics: Mapping[str, float]) -> float:
-        assert self.best is not None
-        return float(metrics.get(self.best[1], math.nan)) * self._sign
-
-    def _signed(self) -> dict[int, float]:
-        return {epoch: score * self._sign for epoch, score in self.scores.items()}
-
-    @property
-    def _sign(self) -> float:
-        return 1.0 if self.best is not None and self.best[2] == "max" else -1.0
+    def _signed(self, score: float) -> float:
+        """Return the score, or its negative if the smallest is best."""
+        return score if self.best is not None and self.best[2] == "max" else -score
 
 
 def _is_valid(best: Any) -> bool:

@@ -22,7 +22,6 @@ from rein.files import absolute, followed, inside, read_json, short
 from rein.ops.trees import leaves, map_tree
 from rein.store.folder import TRAJECTORIES, list_files
 from rein.store.format import sealed
-from rein.store.format.mapping import stamp_of
 from rein.store.format.trajectory_reader import (
     EPISODES,
     EPOCHS,
@@ -32,6 +31,7 @@ from rein.store.format.trajectory_reader import (
     open_content,
     read_options,
     read_tree,
+    stamp_of,
     take_rows,
 )
 from rein.store.row_index import whole_episodes
