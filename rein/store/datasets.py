@@ -24,6 +24,8 @@ from rein.store.format.trajectory_reader import Content, Table
 from rein.store.row_index import RowIndex
 from rein.types import Transition
 
+_SPECIAL = "/special"  # not a path of a field
+_NARROW = 8  # bytes of a row
 _SMALL = 32 << 20  # bytes of a field of a run; up to this size, one gather from memory is faster than one per file
 
 
@@ -108,11 +110,13 @@ class _WindowDataset(Dataset[Transition]):
     def gather(self, index: slice | np.ndarray) -> Transition:
         """Gather the windows (B, L, ...) of these elements."""
         begin_B = self._begin[index]
-        fields = {path: self._take(path, begin_B) for path in self._paths}
+        packed_BL = self._copy(self._packed.view(np.uint8).reshape(len(self._packed), -1), begin_B)
+        packed_BL = packed_BL.view(self._packed.dtype)[..., 0]
+        names = self._packed.dtype.names or ()
+        fields = {path: packed_BL[path].copy() if path in names else self._take(path, begin_B) for path in self._paths}
         following = {path: self._take(path, begin_B + 1) for path in self._observations}
         if following:
-            special_BL = _windows(self._special, self._length)[begin_B]
-            window, row = special_BL.nonzero()
+            window, row = packed_BL[_SPECIAL].nonzero()
             source = self._index.links.source[self._special_places.searchsorted(begin_B[window] + row)]
             for path, array in following.items():
                 array[window, row] = self._others[path][source]
@@ -132,14 +136,20 @@ class _WindowDataset(Dataset[Transition]):
     def _take(self, path: str, begin_B: np.ndarray) -> np.ndarray:
         """Copy the windows (B, L, ...) of a field that begin at these positions."""
         if (column := self._columns[path]) is not None:
-            windows = _windows(column, self._length)  # for single rows, `take` is faster
-            return windows.take(begin_B, axis=0, mode="clip") if self._length == 1 else windows[begin_B]
+            return self._copy(column, begin_B)
         position_BL = begin_B[:, None] + np.arange(self._length)
         first = self._contents[0].fields[path]
         taken = np.zeros((position_BL.size, *first.shape[2:]), first.dtype)
         for file, which, place in self._index.locate(np.minimum(position_BL, self._index.size - 1).reshape(-1)):
             taken[which] = self._contents[file].file.field(path)[place]
         return taken.reshape(*position_BL.shape, *first.shape[2:])
+
+    def _copy(self, column: np.ndarray, begin_B: np.ndarray) -> np.ndarray:
+        """Copy the windows (B, L, ...) of a column that begin at these positions."""
+        length, shape = self._length, column.shape[1:]
+        strides = (column.strides[0], *column.strides)
+        windows = np.ndarray((len(column) + 1 - length, length, *shape), column.dtype, column, 0, strides)
+        return windows.take(begin_B, axis=0, mode="clip") if length == 1 else windows[begin_B]  # faster for single rows
 
     @functools.cached_property
     def _index(self) -> RowIndex:
@@ -159,13 +169,25 @@ class _WindowDataset(Dataset[Transition]):
         return columns
 
     @functools.cached_property
-    def _special(self) -> np.ndarray:
-        """Whether the next observation of each row is in `_others`."""
-        return np.pad(self._index.links.special_P, (0, self._length))
+    def _packed(self) -> np.ndarray:
+        """Narrow fields, interleaved by row, and whether the next observation of the row is in `_others`.
+
+        Memory latency dominates random access. Observations are separate, because they are gathered twice.
+        """
+        columns = {
+            path: self._columns.pop(path)
+            for path, column in [*self._columns.items()]
+            if column is not None and 0 < column.nbytes <= _NARROW * len(column) and path not in self._observations
+        }
+        columns[_SPECIAL] = np.pad(self._index.links.special_P, (0, self._length))
+        packed = np.empty(self._index.size + self._length, [(p, c.dtype, c.shape[1:]) for p, c in columns.items()])
+        for path, column in columns.items():
+            packed[path] = column
+        return packed
 
     @functools.cached_property
     def _special_places(self) -> np.ndarray:
-        return np.flatnonzero(self._special)
+        return np.flatnonzero(self._index.links.special_P)
 
     @functools.cached_property
     def _others(self) -> dict[str, np.ndarray]:
@@ -287,12 +309,6 @@ class Streams(Transitions):
     @functools.cached_property
     def _begin(self) -> np.ndarray:
         return self._index.by_environment(np.flatnonzero(self._index.links.whole_P))
-
-
-def _windows(column: np.ndarray, length: int) -> np.ndarray:
-    """Return all windows of `length` rows, (W, L, ...), as a view of the column."""
-    count = max(0, len(column) + 1 - length)
-    return np.ndarray((count, length, *column.shape[1:]), column.dtype, column, 0, (column.strides[0], *column.strides))
 
 
 def _chosen(contents: Sequence[Content], fields: Collection[str] | None) -> list[str]:
