@@ -175,10 +175,12 @@ class _WindowDataset(Dataset[Transition]):
         Memory latency dominates random access. Observations are separate, because they are gathered twice.
         """
         columns = {
-            path: self._columns.pop(path)
-            for path, column in [*self._columns.items()]
+            path: column
+            for path, column in self._columns.items()
             if column is not None and 0 < column.nbytes <= _NARROW * len(column) and path not in self._observations
         }
+        for path in columns:
+            del self._columns[path]
         columns[_SPECIAL] = np.pad(self._index.links.special_P, (0, self._length))
         packed = np.empty(self._index.size + self._length, [(p, c.dtype, c.shape[1:]) for p, c in columns.items()])
         for path, column in columns.items():
