@@ -37,7 +37,6 @@ from rein.store.format.sealed import (
     USER_BLOCK,
     parse_user_block,
     read_sealed,
-    remove_leftovers,
     sync_folder,
     write_whole,
 )
@@ -256,10 +255,6 @@ class Shards:
         for path in self.folder.glob("*.h5"):
             if _NAME.fullmatch(path.stem) and path.stem not in stay:
                 path.unlink(missing_ok=True)
-
-    def remove_leftovers(self) -> None:
-        """Remove unfinished files of dead processes."""
-        remove_leftovers(self.folder)
 
     def paths(self, abouts: Iterable[dict[str, Any] | None]) -> list[Path]:
         """Return the existing row files that are listed in these descriptions of checkpoints."""

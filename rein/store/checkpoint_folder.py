@@ -81,9 +81,8 @@ class Checkpoints:
         """
         self.flush()
         try:
-            for folder in (self.folder, inside(self.folder, BEST)):
+            for folder in (self.folder, inside(self.folder, BEST), self._shards.folder):
                 remove_leftovers(folder)
-            self._shards.remove_leftovers()
             run = self.folder.parent if self.folder.name == FOLDER else self.folder
             newer = self.newer(order_of(loop))
             move_aside(run, newer, stem_of(loop), shared=self.rows_of(newer))

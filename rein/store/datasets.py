@@ -194,16 +194,10 @@ class _WindowDataset(Dataset[Transition]):
     @functools.cached_property
     def _others(self) -> dict[str, np.ndarray]:
         """All final observations, then all next observations, in the order of `Links.source`."""
-        return {path: np.concatenate([*self._finals(path), *self._followings(path)]) for path in self._observations}
-
-    def _finals(self, path: str) -> Iterator[np.ndarray]:
-        for content in self._contents:
-            yield _observations(content, path, ("episodes", "final_observation"), len(content.episodes["id"]))
-
-    def _followings(self, path: str) -> Iterator[np.ndarray]:
-        for content in self._contents:
-            count = len(content.epochs["number"]) * content.num_envs
-            yield _observations(content, path, ("epochs", "next_observation"), count)
+        tables = [(name, content) for name in ("episodes", "epochs") for content in self._contents]
+        return {
+            path: np.concatenate([_following(content, path, n) for n, content in tables]) for path in self._observations
+        }
 
 
 class Transitions(_WindowDataset):
@@ -343,10 +337,14 @@ def _nest(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     return tree
 
 
-def _observations(content: Content, path: str, place: tuple[str, str], count: int) -> np.ndarray:
-    """Return the final or the next observations of a file, (count, ...). They are placeholders if it has none."""
-    field = content.fields[path]
-    stored = content.file.node(*place, *path.split("/")[1:])
-    array = np.zeros((), field.dtype) if stored is None else content.file.read(stored)
-    shape = (count, *field.shape[2:])
-    return np.broadcast_to(array, shape) if stored is None else array.reshape(shape)
+def _following(content: Content, path: str, table: str) -> np.ndarray:
+    """Return the final or the next observations of a file, one in each row. They are placeholders if it has none."""
+    field, inner = content.fields[path], path.split("/")[1:]
+    if table == "episodes":
+        stored, count = content.file.node(table, "final_observation", *inner), len(content.episodes["id"])
+    else:
+        stored, count = content.file.node(table, "next_observation", *inner), len(content.epochs["number"])
+        count *= content.num_envs
+    if stored is None:
+        return np.zeros((count, *field.shape[2:]), field.dtype)
+    return content.file.read(stored).reshape(count, *field.shape[2:])

@@ -72,7 +72,10 @@ class CSVTable:
                 self._position += len(line)
                 if line.strip():
                     self._add(cells_of(line))
-        return {name: _as_numpy(column) for name, column in self._columns.items()}
+        return {
+            name: np.array(column if isinstance(column, array) else [text.encode() for text in column])
+            for name, column in self._columns.items()
+        }
 
     def _add(self, cells: list[str]) -> None:
         rows = len(next(iter(self._columns.values()), ()))
@@ -174,7 +177,3 @@ def _number(cell: str | None) -> float:
         return float(cell or "nan")
     except ValueError:
         return math.nan
-
-
-def _as_numpy(column: Any) -> np.ndarray:
-    return np.array(column) if isinstance(column, array) else np.array([text.encode() for text in column])

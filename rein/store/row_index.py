@@ -35,12 +35,17 @@ class Stretch:
         """Return a flag (N, R). By default, if it is not stored, every row is valid and no row ended."""
         return np.concatenate([_flag(content, name) for content in self.contents]).T
 
-    def find(self, environment_E: np.ndarray, step_E: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the row of each environment and vector step, and a mask (E,) of those that are stored here."""
-        row_E = np.minimum(np.searchsorted(self.step_R, step_E), max(0, self.rows - 1))
-        if not self.rows:
-            return row_E, np.zeros(len(row_E), bool)
-        return row_E, (self.step_R[row_E] == step_E) & (environment_E >= 0) & (environment_E < self.num_envs)
+    def rows_at(self, column: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return row and environment of the step in a column of the table of episodes, for the episodes that have one.
+
+        The third array is a mask (E,) of these episodes.
+        """
+        tables = [content.episodes for content in self.contents]
+        step_E, environment_E = (np.concatenate([table[name] for table in tables]) for name in (column, "environment"))
+        row_E = np.searchsorted(self.step_R, step_E)
+        stored_E = (row_E < self.rows) & (environment_E < self.num_envs)
+        stored_E[stored_E] = self.step_R[row_E[stored_E]] == step_E[stored_E]
+        return row_E[stored_E], environment_E[stored_E], stored_E
 
     def spans(self, episodes: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return index, environment, first row and end row of each episode with an environment in this stretch."""
@@ -230,24 +235,18 @@ def _sources(stretch: Stretch, final: int, following: int) -> tuple[np.ndarray, 
             lasts[-1][:] = _UNKNOWN
         final += len(lasts[-1])
     source_NR[ended_NR] = _UNKNOWN  # unless the table of episodes has the final observation
-    environment_E, last_E = (_column(stretch, name) for name in ("environment", "last_step"))
-    row_E, stored_E = stretch.find(environment_E, last_E)
-    ended_NR[environment_E[stored_E], row_E[stored_E]] = True
-    source_NR[environment_E[stored_E], row_E[stored_E]] = np.concatenate(lasts)[stored_E]
+    row_E, environment_E, stored_E = stretch.rows_at("last_step")
+    ended_NR[environment_E, row_E] = True
+    source_NR[environment_E, row_E] = np.concatenate(lasts)[stored_E]
     return source_NR, ended_NR
 
 
 def _begins(stretch: Stretch) -> np.ndarray:
     """Return a mask (N, R) of the first rows of all finished episodes, including those that ended in another file."""
     begins_NR = np.zeros((stretch.num_envs, stretch.rows), bool)
-    environment_E, first_E = (_column(stretch, name) for name in ("environment", "first_step"))
-    row_E, stored_E = stretch.find(environment_E, first_E)
-    begins_NR[environment_E[stored_E], row_E[stored_E]] = True
+    row_E, environment_E, _ = stretch.rows_at("first_step")
+    begins_NR[environment_E, row_E] = True
     return begins_NR
-
-
-def _column(stretch: Stretch, name: str) -> np.ndarray:
-    return np.concatenate([content.episodes[name] for content in stretch.contents])
 
 
 def _steps_of(content: Content) -> np.ndarray:

@@ -279,7 +279,7 @@ class Content(NamedTuple):
         return int(self.epochs["length"].sum())
 
 
-def read_content(file: MappedFile) -> Content:
+def _read_content(file: MappedFile) -> Content:
     """Return the tables of a file. Raises ValueError, KeyError, ... if the datasets are not those of rein."""
     table = file.layout["epochs"]
     epochs: Table = {name: _column(file, table, name, "i") for name in EPOCHS}
@@ -394,14 +394,9 @@ def open_content(path: Path) -> Content:
     """Check the hash, the layout and the tables of a file, and return the tables. Raises StoreError."""
     stamp = stamp_of(path)
     sealed.verify(path)
-    return content_of(path, stamp)
-
-
-def content_of(path: Path, stamp: Stamp) -> Content:
-    """Return the tables of a file whose hash was correct when its `stamp` was taken. Raises StoreError."""
     file = MappedFile(path, stamp, read_layout(path))
     try:
-        return read_content(file)
+        return _read_content(file)
     except MISREAD as error:
         raise StoreError(f"{path}: is not a valid trajectory file: {error}") from error
     finally:
