@@ -51,7 +51,7 @@ from rein.store.hdf5 import HDF5Store as HDF5Store
 from rein.store.loading import load as load
 from rein.store.loading import resume as resume
 from rein.store.loading import save as save
-from rein.store.memory import MemoryStore as MemoryStore
+from rein.store.memory_store import MemoryStore as MemoryStore
 from rein.store.reader import open_run as open_run
 from rein.store.runs import list_runs as list_runs
 from rein.training.offline import fill as fill

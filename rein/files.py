@@ -73,10 +73,10 @@ def read_file(path: Path, limit: int = TEXT) -> bytes:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file of a run. Raises OSError as `open_file` does, ValueError for anything else."""
-    found = decode_json(read_file(path, _JSON))
-    if not isinstance(found, dict):
-        raise ValueError(f"a JSON object was expected, not {type(found).__name__}")
-    return found
+    value = decode_json(read_file(path, _JSON))
+    if not isinstance(value, dict):
+        raise ValueError(f"a JSON object was expected, not {type(value).__name__}")
+    return value
 
 
 def decode_json(text: bytes | str, **options: Any) -> Any:
@@ -84,11 +84,11 @@ def decode_json(text: bytes | str, **options: Any) -> Any:
     text = text if isinstance(text, str) else text.decode()
     check_values(text)
     try:
-        found = json.loads(text, **options)
+        value = json.loads(text, **options)
     except RecursionError:
         raise ValueError(f"it is nested more than {_DEEPEST} levels deep") from None
-    check_depth(found, _DEEPEST)
-    return found
+    check_depth(value, _DEEPEST)
+    return value
 
 
 def check_values(text: str) -> None:
@@ -97,9 +97,9 @@ def check_values(text: str) -> None:
         raise ValueError(f"it has {count:,} values; at most {_VALUES:,} are allowed")
 
 
-def check_depth(found: Any, deepest: int) -> None:
+def check_depth(value: Any, deepest: int) -> None:
     """Raise ValueError if dictionaries and lists are nested more than `deepest` levels deep."""
-    level = [found]
+    level = [value]
     for _ in range(deepest + 1):
         inner = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
         if not inner:

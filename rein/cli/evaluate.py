@@ -26,9 +26,9 @@ from rein.files import inside, short
 from rein.integrations.learning_curves import shown_option
 from rein.loop import Loop
 from rein.ops.random import checked_seed
+from rein.store.checkpoint_file import BEST
 from rein.store.checkpoint_folder import FOLDER
 from rein.store.loading import best_file, part_at
-from rein.store.shards import BEST
 
 _TOGETHER = 16  # maximum number of environments; each round waits for its longest episode
 

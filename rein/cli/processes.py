@@ -19,8 +19,8 @@ import numpy as np
 
 from rein.cli.output import say
 from rein.cli.plan import Plan
-from rein.store.lock import is_locked
-from rein.store.metrics import EPOCHS, CSVTable
+from rein.store.folder import is_locked
+from rein.store.metrics_files import EPOCHS, CSVTable
 
 METRICS = ("episode_return_100", "evaluation_return")  # scores of a run, in order of preference
 LOGS = "logs"  # folder for the output of the processes

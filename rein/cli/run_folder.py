@@ -18,11 +18,10 @@ from rein.cli.output import printable, say
 from rein.errors import StoreError
 from rein.files import absolute, followed, inside
 from rein.store.compact import compact
-from rein.store.folder import TRAJECTORIES, list_files
+from rein.store.folder import TRAJECTORIES, kept_by, list_files, parts_of
 from rein.store.format.sealed import verify
-from rein.store.metrics import EPOCHS, PLOT, awaits_epoch, keeps_none
+from rein.store.metrics_files import EPOCHS, PLOT, awaits_epoch, keeps_none
 from rein.store.reader import Run, open_run
-from rein.store.selection import kept_by, parts_of
 from rein.store.verify import verify_run
 
 _LAST = 100  # episodes in the statistics of the last returns

@@ -20,8 +20,8 @@ from rein.cli.recipes import Recipe
 from rein.files import make_folder
 from rein.ops.random import generator
 from rein.ops.statistics import bootstrap_interval, interquartile_mean
+from rein.store.folder import keep_stores_out
 from rein.store.format.sealed import write_whole
-from rein.store.lock import keep_stores_out
 
 _MOST = 10_000  # maximum number of seeds
 _RANGE = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?")

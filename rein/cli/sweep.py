@@ -31,8 +31,8 @@ from rein.cli.spaces import EXAMPLES, Space, refuse_twice, space_of, words_of
 from rein.errors import StoreError
 from rein.files import make_folder, open_file
 from rein.ops.random import stream_seed
+from rein.store.folder import keep_stores_out
 from rein.store.format.sealed import write_whole
-from rein.store.lock import keep_stores_out
 
 BEST, STUDY = "best.toml", "study.db"
 _RUNGS = 10  # a run is compared with the others at each tenth of its limit

@@ -18,7 +18,7 @@ from rein.errors import StoreError
 from rein.files import absolute, short
 from rein.integrations.plot import COLOURS, Curve, curve_of, draw_curves, make_figure, readable, short_number
 from rein.loop.state import CLOCKS
-from rein.store.metrics import EPOCHS, CSVTable, awaits_epoch
+from rein.store.metrics_files import EPOCHS, CSVTable, awaits_epoch
 from rein.store.reader import Run, open_run
 
 logger = logging.getLogger("rein")

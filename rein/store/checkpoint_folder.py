@@ -5,7 +5,7 @@ Files::
     checkpoints/epoch-000100.h5                     after epoch 100
     checkpoints/epoch-000101-iteration-000017.h5    in the middle of epoch 101
     checkpoints/best/epoch-000040.h5                best checkpoint by the metrics that the file lists
-    checkpoints/rows/<sha256>.h5                    rows of replay buffers, see `rein.store.shards`
+    checkpoints/rows/<sha256>.h5                    rows of replay buffers, see `rein.store.checkpoint_file`
     checkpoints/latest                              name of the newest checkpoint
 """
 
@@ -31,17 +31,19 @@ from rein.files import absolute, inside, make_folder
 from rein.loop import Loop
 from rein.ops.trees import leaves
 from rein.store.checkpoint_file import (
+    BEST,
     Checkpoint,
+    Shards,
     describe,
     is_finite,
     look,
+    names_of,
     read_checkpoint,
     write_checkpoint,
 )
 from rein.store.folder import move_aside
-from rein.store.format.sealed import Memory, remove_leftovers, sync_folder, write_whole
-from rein.store.format.state import Shard, snapshot
-from rein.store.shards import BEST, Shards, names_of
+from rein.store.format.sealed import remove_leftovers, sync_folder, write_whole
+from rein.store.format.state_codec import Shard, snapshot
 from rein.store.writer_thread import Writer
 
 FOLDER = "checkpoints"
@@ -65,10 +67,9 @@ class Checkpoints:
     def __init__(self, folder: str | Path) -> None:
         self.folder = absolute(folder)
         self.shared: weakref.WeakKeyDictionary[Loop, Any] = weakref.WeakKeyDictionary()  # between handlers of one loop
-        self._kept: list[Kept] = []  # written by rein
+        self._written: dict[Path, dict[str, Any]] = {}  # descriptions of existing checkpoints that rein wrote
         self._others: list[dict[str, Any]] = []  # descriptions of checkpoints that the user put here
         self._shards = Shards(self.folder)
-        self._memory = Memory()
         self._writers: list[Writer] = []  # at most one; the finalizer holds the list instead of this object
         self._finalizer = weakref.finalize(self, _end, self._writers)
 
@@ -80,16 +81,15 @@ class Checkpoints:
         """
         self.flush()
         try:
-            for folder in (self.folder, inside(self.folder, BEST)):
+            for folder in (self.folder, inside(self.folder, BEST), self._shards.folder):
                 remove_leftovers(folder)
-            self._shards.remove_leftovers()
             run = self.folder.parent if self.folder.name == FOLDER else self.folder
             newer = self.newer(order_of(loop))
             move_aside(run, newer, stem_of(loop), shared=self.rows_of(newer))
-            found = {path: about for path in saved_files(self.folder) if (about := look(path))}
-            written = {path for path, about in found.items() if is_own(path, about) and "best" not in about}
-            self._kept = [Kept(order(found[path]), path, found[path]) for path in written]
-            self._others = [about for path, about in found.items() if path not in written]
+            abouts = {path: about for path in saved_files(self.folder) if (about := look(path))}
+            own = {path for path, about in abouts.items() if is_own(path, about) and "best" not in about}
+            self._written = {path: abouts[path] for path in own}
+            self._others = [about for path, about in abouts.items() if path not in own]
             self._clean_rows()
         except (OSError, StoreError) as error:
             raise CheckpointError(f"{self.folder}: cannot be prepared: {error}") from error
@@ -112,16 +112,22 @@ class Checkpoints:
         stem = stem_of(loop) if stem is None else stem
         if not stem or "/" in stem or stem[0] == ".":
             raise ValueError(f"invalid checkpoint name {stem!r}: it must not be empty, contain '/' or begin with '.'")
-        state = loop.state_dict()
         about = describe(loop)
-        held = snapshot(state, self._shards.hold)
-        about["finite"] = is_finite(held["parts"].get("agent"))
+        state = snapshot(loop.state_dict(), self._shards.hold)
         path = self.folder / f"{stem}.h5"
-        about["file"] = path.name
-        write = functools.partial(self._write, path, held, about, every, on_saved)
-        job = write if on_failure == "raise" else functools.partial(_warn_of, write)
+        about |= {"finite": is_finite(state["parts"].get("agent")), "file": path.name}
+
+        def write() -> None:
+            try:
+                self._write(path, state, about, every, on_saved)
+            except (StoreError, OSError) as error:
+                if on_failure == "raise":
+                    raise
+                logger.warning("checkpoint not written: %s", error)
+
+        size = sum(leaf.nbytes for _, leaf in leaves(state) if isinstance(leaf, torch.Tensor | Shard))
         with self._surface():
-            self._writer().submit(job, _size(held))
+            self._writer().submit(write, size)
         return path
 
     def flush(self) -> None:
@@ -138,7 +144,6 @@ class Checkpoints:
 
     def close(self) -> None:
         """Flush and end the thread. The next `take` starts a new one. Raises CheckpointError if a write failed."""
-        self._memory = Memory()
         while self._writers:
             atexit.unregister(self._writers[0].close)
             with self._surface():
@@ -174,35 +179,33 @@ class Checkpoints:
                     sync_folder(folder)
             except OSError as error:
                 raise CheckpointError(f"{self.folder}: cannot be created: {error.strerror} ({error.errno})") from error
-            self._writers.append(Writer(_WAITING, _nothing, interval=3600.0))
+            self._writers.append(Writer(_WAITING))
             atexit.register(self._writers[0].close)  # queued checkpoints are written at exit
         return self._writers[0]
 
     def _write(
         self,
         path: Path,
-        held: Any,
+        state: Any,
         about: dict[str, Any],
         rules: Sequence[Rules],
         on_saved: Callable[[Path], None] | None,
     ) -> None:
         """Write one checkpoint, update `best/` and `latest`, and remove old files. Runs on the writer's thread."""
         try:
-            if names := self._shards.write(held, self._memory):
+            if names := self._shards.write(state):
                 about["rows"] = names
-            write_checkpoint(path, held, about, self._memory)
+            write_checkpoint(path, state, about)
         except BaseException:
             self._shards.forget()
             raise
-        self._kept = [kept for kept in self._kept if kept.path != path]
-        self._kept.append(Kept(order(about), path, about))
+        self._written[path] = about
         if wanted := {one.best for one in rules if one.best is not None}:
-            self._keep_best(path.name, held, about, sorted(wanted))
+            self._keep_best(path.name, state, about, sorted(wanted))
         write_whole(self.folder / LATEST, f"{path.name}\n".encode())
-        for kept in superfluous(self._kept, rules):
-            with contextlib.suppress(FileNotFoundError):
-                kept.path.unlink()
-            self._kept.remove(kept)
+        for old in superfluous(self._written, rules):
+            old.unlink(missing_ok=True)
+            del self._written[old]
         self._clean_rows()
         if on_saved is not None:
             on_saved(path)
@@ -210,34 +213,33 @@ class Checkpoints:
     def _clean_rows(self) -> None:
         """Remove the row files that no checkpoint lists. Removes nothing if a checkpoint cannot be read."""
         best = map(look, saved_files(inside(self.folder, BEST)))
-        abouts = [*(kept.about for kept in self._kept), *self._others, *best]
+        abouts = [*self._written.values(), *self._others, *best]
         if None not in abouts:
             self._shards.clean(names_of(abouts))
 
-    def _keep_best(self, name: str, held: Any, about: dict[str, Any], wanted: Sequence[Best]) -> None:
+    def _keep_best(self, name: str, state: Any, about: dict[str, Any], wanted: Sequence[Best]) -> None:
         """Also write the checkpoint to `best/` if it is the best so far by a metric, and remove those that it replaces.
 
         Each file lists the metrics for which it is kept. It stays until it is no longer best by any of them.
         """
         folder = inside(self.folder, BEST)
-        found = {path: look(path) or {} for path in saved_files(folder)}
-        written = {path: saved for path, saved in found.items() if metrics_of(path, saved)}
-        mine = next((path for path, saved in written.items() if order(saved) == order(about)), None)
-        others = {path: saved for path, saved in written.items() if path != mine}
+        abouts = {path: look(path) or {} for path in saved_files(folder)}
+        written = {path: saved for path, saved in abouts.items() if metrics_of(path, saved)}
+        same = next((path for path, saved in written.items() if order(saved) == order(about)), None)
+        others = {path: saved for path, saved in written.items() if path != same}
         values = {best: others[path] for best, path in holders(others).items()}
         won = [best for best in wanted if about["finite"] and beats(about, values.get(best, {}), best)]
         if not won:
             return
-        before = [best for best in metrics_of(mine, written[mine]) if best not in wanted] if mine is not None else []
-        if not folder.is_dir():
-            folder.mkdir()
-            sync_folder(self.folder)
-        lost = {path for path in others if set(metrics_of(path, others[path])) <= {*won}}
-        target = mine or _free(folder / name, lost)
+        before = [best for best in metrics_of(same, written[same]) if best not in wanted] if same is not None else []
+        make_folder(folder)
+        sync_folder(self.folder)
+        lost = {path for path in others if {*metrics_of(path, others[path])} <= {*won}}
+        target = same or _free(folder / name, lost)
         about = {**about, "file": target.name, "best": [list(best) for best in (*before, *won)]}
-        write_checkpoint(target, held, about, self._memory)
+        write_checkpoint(target, state, about)
         written[target] = about
-        for path in written.keys() - set(holders(written).values()):
+        for path in written.keys() - {*holders(written).values()}:
             path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
@@ -277,21 +279,6 @@ def _free(path: Path, replaced: set[Path]) -> Path:
     return next(name for name in names if name in replaced or not os.path.lexists(name))
 
 
-def _size(tree: Any) -> int:
-    return sum(leaf.nbytes for _, leaf in leaves(tree) if isinstance(leaf, torch.Tensor | Shard))
-
-
-def _warn_of(write: Callable[[], None]) -> None:
-    try:
-        write()
-    except (StoreError, OSError) as error:
-        logger.warning("checkpoint not written: %s", error)
-
-
-def _nothing() -> None:
-    """Idle job of the writer's thread."""
-
-
 def _end(writers: list[Writer]) -> None:
     for writer in writers:
         if writer.works:
@@ -310,24 +297,16 @@ class Rules(NamedTuple):
     best: Best | None = None  # keep the best checkpoint by this metric in `best/`
 
 
-class Kept(NamedTuple):
-    """Existing checkpoint that rein wrote."""
-
-    order: Order
-    path: Path
-    about: dict[str, Any]
-
-
-def superfluous(existing: Sequence[Kept], rules: Sequence[Rules]) -> list[Kept]:
-    """Return the checkpoints that no rule keeps."""
+def superfluous(abouts: Mapping[Path, Mapping[str, Any]], rules: Sequence[Rules]) -> list[Path]:
+    """Return the checkpoints that no rule keeps, by their descriptions."""
     if any(one.last is None for one in rules):
         return []
-    newest_first = sorted(existing, reverse=True, key=lambda kept: kept.order)
-    stay = {kept.path for kept in newest_first[: max(one.last or 0 for one in rules)]}
-    stay |= {kept.path for kept in [kept for kept in newest_first if kept.about.get("finite")][:1]}
+    newest_first = sorted(abouts, reverse=True, key=lambda path: (order(abouts[path]), path))
+    stay = {*newest_first[: max(one.last or 0 for one in rules)]}
+    stay |= {*[path for path in newest_first if abouts[path].get("finite")][:1]}
     for every in {one.every for one in rules if one.every}:
-        stay |= {kept.path for kept in newest_first if _ends_multiple(kept.about, every)}
-    return [kept for kept in newest_first if kept.path not in stay]
+        stay |= {path for path in newest_first if _ends_multiple(abouts[path], every)}
+    return [path for path in newest_first if path not in stay]
 
 
 def is_own(path: Path, about: Mapping[str, Any]) -> bool:
@@ -346,12 +325,12 @@ def metrics_of(path: Path, about: Mapping[str, Any]) -> list[Best]:
 
 def holders(saved: Mapping[Path, Mapping[str, Any]]) -> dict[Best, Path]:
     """Return the file with the best value of each metric for which files are kept. The oldest file wins ties."""
-    found: dict[Best, Path] = {}
+    best_files: dict[Best, Path] = {}
     for path, about in sorted(saved.items(), key=lambda item: order(item[1])):
         for best in metrics_of(path, about):
-            if best not in found or beats(about, saved[found[best]], best):
-                found[best] = path
-    return found
+            if best not in best_files or beats(about, saved[best_files[best]], best):
+                best_files[best] = path
+    return best_files
 
 
 def beats(about: Mapping[str, Any], other: Mapping[str, Any], best: Best) -> bool:
@@ -380,5 +359,5 @@ def value_of(about: Mapping[str, Any], metric: str) -> float:
     return float(value) if isinstance(value, int | float) else math.nan
 
 
-def _ends_multiple(about: dict[str, Any], every: int) -> bool:
+def _ends_multiple(about: Mapping[str, Any], every: int) -> bool:
     return not about.get("epoch_open") and about.get("epochs_ended", 1) % every == 0

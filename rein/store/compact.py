@@ -20,16 +20,13 @@ import numpy as np
 from rein.errors import StoreError
 from rein.files import absolute, inside, is_regular, make_folder, open_file
 from rein.ops.trees import leaves
-from rein.store.checkpoint_file import look, read_checkpoint
+from rein.store.checkpoint_file import BEST, look, read_checkpoint
 from rein.store.checkpoint_folder import FOLDER as CHECKPOINTS
 from rein.store.checkpoint_folder import saved_files
-from rein.store.folder import ASIDE, TRAJECTORIES, list_files
+from rein.store.folder import ASIDE, TRAJECTORIES, keep_stores_out, kept_by, list_files
 from rein.store.format.sealed import sync_folder
 from rein.store.hdf5 import HDF5Store
-from rein.store.lock import keep_stores_out
 from rein.store.reader import open_run
-from rein.store.selection import kept_by
-from rein.store.shards import BEST
 from rein.types import Trajectory
 
 MAX_BYTES = 64 << 20  # of data in a file, before compression

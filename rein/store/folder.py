@@ -1,4 +1,4 @@
-"""The folder of a run: create it, list its trajectory files, and move files aside.
+"""The folder of a run: create and lock it, list its trajectory files, and move files aside.
 
 Layout::
 
@@ -12,23 +12,31 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import errno
+import gc
+import importlib
 import itertools
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rein.errors import StoreError
-from rein.files import LARGEST, inside, make_folder, read_file
+from rein.files import LARGEST, inside, make_folder, read_file, read_json
 from rein.store.format.sealed import reason_of, remove_leftovers, sync_folder, write_whole
 from rein.store.format.trajectory_writer import Part
-from rein.store.selection import kept_by, parts_of
 
 TRAJECTORIES, ASIDE = "trajectories", "aside"
 
 _NAME = re.compile(r"(\d{6,18})-(?:(\d{6,18})|part-(\d{2,9}))\.h5")
+
+fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
+
+_TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +56,8 @@ def file_name(first: int, last: int, part: Part) -> str:
 
 def list_files(folder: Path) -> list[Path]:
     """Return the trajectory files in a folder, ordered by epoch and part."""
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(found, key=_order)
+    files = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(files, key=_order)
 
 
 def files_of(folder: Path, epoch: int) -> list[Path]:
@@ -59,8 +67,8 @@ def files_of(folder: Path, epoch: int) -> list[Path]:
 
 def is_whole(folder: Path, epoch: int) -> bool:
     """Return whether an epoch is complete in separate files. A partly removed epoch lacks its first part."""
-    found = files_of(folder, epoch)
-    return bool(found) and _order(found[0])[2] <= 1
+    files = files_of(folder, epoch)
+    return bool(files) and _order(files[0])[2] <= 1
 
 
 def claim(path: Path, exist: str) -> Path:
@@ -119,12 +127,9 @@ def missing_epochs(run: Path, epochs: Iterable[float], last: int) -> list[int]:
         return []
     spans = [_order(path)[:2] for path in list_files(inside(run, TRAJECTORIES))]
     ends = list(itertools.accumulate((end for _, end in spans), max))
-    found = []
-    for epoch in sorted({int(number) for number in epochs if number == number and number <= last}):
-        before = bisect.bisect_right(spans, epoch, key=lambda span: span[0])
-        if epoch % every == 0 and (before == 0 or ends[before - 1] < epoch):
-            found.append(epoch)
-    return found
+    expected = {int(number) for number in epochs if number == number and number <= last and number % every == 0}
+    before = {epoch: bisect.bisect_right(spans, epoch, key=lambda span: span[0]) for epoch in expected}
+    return sorted(epoch for epoch in expected if before[epoch] == 0 or ends[before[epoch] - 1] < epoch)
 
 
 def spans_of(numbers: Sequence[int]) -> str:
@@ -167,13 +172,8 @@ def move_aside(
         for path in files:
             same = (aside / path.name).exists()  # the best checkpoint may have the name of another one
             path.rename(aside / (f"{path.parent.name}-{path.name}" if same else path.name))
-        for changed in {
-            aside,
-            aside.parent,
-            run,
-            *(path.parent for path in files),
-            *(aside / path.parent.name for path in shared),
-        }:
+        folders = {aside, aside.parent, run, *(path.parent for path in files)}
+        for changed in folders | {aside / path.parent.name for path in shared}:
             sync_folder(changed)
     except OSError as error:
         raise StoreError(f"{run}: files newer than {name} cannot be moved aside: {reason_of(error)}") from error
@@ -204,3 +204,159 @@ def _make_fresh(path: Path) -> Path:
         with contextlib.suppress(FileExistsError):
             candidate.mkdir()
             return candidate
+
+
+def kept_by(run: Path) -> tuple[int, Any]:
+    """Return `every` and `keep_best` of the store that wrote that run, from `run.json`. By default 1 and None."""
+    store = parts_of(run).get("store")
+    config = store.get("config") if isinstance(store, dict) else None
+    if not isinstance(config, dict):
+        return 1, None
+    every = config.get("every", 1)
+    return every if type(every) is int and every >= 0 else 1, config.get("keep_best")
+
+
+def parts_of(run: Path) -> dict[str, Any]:
+    """Return the parts of a run from its `run.json`, or an empty dictionary if it has none."""
+    try:
+        parts = read_json(run / "run.json")["parts"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return parts if isinstance(parts, dict) else {}
+
+
+class _Held(NamedTuple):
+    """Folder that this process has locked."""
+
+    key: tuple[int, int]  # device and inode
+    descriptor: int
+    locked: bool  # False on a file system that has no locks
+    lock: weakref.ref[Lock]
+
+
+_held: dict[tuple[int, int], _Held] = {}  # by key
+_guard = threading.RLock()  # reentrant, because the garbage collector may release a lock at any line
+
+
+class Lock:
+    """Lock on the folder of a run. It creates no file and ends with the process.
+
+    Two stores that continue one run would move each other's epochs aside. Windows and some network file systems have no
+    such lock; only stores of one process exclude each other on the latter, and none on Windows.
+
+    `give_up` closes the store when another store of this process needs the folder. It is set for a store that is not
+    referenced any more, and for one whose run has ended or failed.
+
+    Raises:
+        StoreError: a store of this or another process has locked the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.give_up: Callable[[], None] | None = None
+        if fcntl is None:
+            return
+        descriptor = _open(folder)
+        held = None
+        try:
+            status = os.fstat(descriptor)
+            key = status.st_dev, status.st_ino
+            _end_unused(key)
+            with _guard:
+                if key in _held:
+                    advice = "call close() of that store first, or use another folder"
+                    raise StoreError(f"{folder}: another store of this process is writing to it; {advice}")
+                locked = _lock(descriptor)
+                if locked is None:
+                    advice = "end that process or use another folder"
+                    raise StoreError(f"{folder}: another process is writing to it; {advice}")
+                _held[key] = held = _Held(key, descriptor, locked, weakref.ref(self))
+                self._release = weakref.finalize(self, _release, held)
+        except BaseException:  # such as KeyboardInterrupt
+            _release(held) if held is not None else os.close(descriptor)
+            raise
+
+    def release(self) -> None:
+        """Release the lock. A second call does nothing."""
+        if fcntl is not None:
+            self._release()
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether a store of this or another process has locked the folder."""
+    with _locked(folder) as locked:  # also fails if this process holds a lock through another descriptor
+        return locked is None
+
+
+@contextlib.contextmanager
+def keep_stores_out(folder: Path) -> Iterator[None]:
+    """Prevent stores of all processes from opening the folder. Raises StoreError if a store has it open."""
+    with _locked(folder) as locked:
+        if locked is None:
+            raise StoreError(f"{folder}: a run is writing to it; try again when the run has ended")
+        yield
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[bool | None]:
+    """Lock a folder meanwhile. Yields the result of `_lock`, or False on Windows."""
+    if fcntl is None:
+        yield False
+        return
+    descriptor = _open(folder)
+    try:
+        locked = _lock(descriptor)
+        yield locked
+        if locked:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _open(folder: Path) -> int:
+    try:
+        return os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be opened: {error.strerror}") from error
+
+
+def _end_unused(key: tuple[int, int]) -> None:
+    """Close a store of this process that gives up the folder."""
+    if key in _held:
+        gc.collect()
+    lock = _held[key].lock() if key in _held else None
+    if lock is not None and lock.give_up is not None:
+        lock.give_up()
+        lock.release()
+
+
+def _lock(descriptor: int) -> bool | None:
+    """Lock a folder. Returns None if it is already locked, and False on a file system without locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return None if error.errno in _TAKEN else False
+    return True
+
+
+def _release(held: _Held) -> None:
+    with _guard:
+        if _held.get(held.key) is not held:
+            return  # the lock belongs to the parent of this fork
+        del _held[held.key]
+        try:
+            if held.locked:  # closing is not enough: a child process being started shares the descriptor
+                fcntl.flock(held.descriptor, fcntl.LOCK_UN)
+        finally:
+            os.close(held.descriptor)
+
+
+def _forget() -> None:
+    """Close the descriptors in a fork: the locks belong to the parent."""
+    for held in _held.values():
+        os.close(held.descriptor)
+    _held.clear()
+    _guard.release()
+
+
+if fcntl is not None:
+    os.register_at_fork(before=_guard.acquire, after_in_parent=_guard.release, after_in_child=_forget)

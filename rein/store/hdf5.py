@@ -11,13 +11,14 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import os
 import threading
 import time
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from gymnasium.spaces import Space
@@ -29,6 +30,7 @@ from rein.store.checkpoint_folder import Checkpoints
 from rein.store.folder import (
     ASIDE,
     TRAJECTORIES,
+    Lock,
     claim,
     file_name,
     files_of,
@@ -38,7 +40,7 @@ from rein.store.folder import (
     newer_files,
 )
 from rein.store.format.layout import MAX_ROWS
-from rein.store.format.sealed import Memory, reason_of, sync_folder, write_whole
+from rein.store.format.sealed import reason_of, sync_folder, write_whole
 from rein.store.format.trajectory_writer import (
     WHOLE,
     Part,
@@ -48,11 +50,11 @@ from rein.store.format.trajectory_writer import (
     split,
     structure,
 )
-from rein.store.host_copy import check_names, to_host
-from rein.store.lock import Lock
-from rein.store.selection import Best, Selection
+from rein.store.memory_store import check_names, to_host
 from rein.store.writer_thread import Writer
 from rein.types import Trajectory
+
+Best = tuple[int, str, Literal["min", "max"]]  # number of epochs, metric, mode
 
 logger = logging.getLogger("rein")
 
@@ -137,9 +139,9 @@ class HDF5Store:
 
         HDF5 treats "/" and "." as parts of a path.
         """
-        kept = self._config["fields"]
+        names = self._config["fields"]
         for field, space in spaces.items() if self._config["every"] else ():
-            if kept is None or field in kept:
+            if names is None or field in names:
                 check_names(space, field)
 
     @property
@@ -269,18 +271,81 @@ class HDF5Store:
 
 def _plain(value: Any) -> Any:
     """Convert a NumPy number to a Python number. Raises TypeError for other values that JSON does not support."""
-    for kind, plain in ((np.bool_, bool), (np.integer, int), (np.floating, float)):
-        if isinstance(value, kind):
-            return plain(value)
+    if isinstance(value, np.bool_ | np.integer | np.floating):
+        return value.item()
     text = f"{type(value).__name__} {value!r}"
     raise TypeError(f"{text:.100} cannot be written to run.json: `config` must hold numbers, strings and lists")
 
 
-class _Epoch(NamedTuple):
-    """Queued epoch and its size in bytes."""
+class Selection:
+    """Decides for each epoch in turn whether it is kept. With `best`, an epoch may replace an earlier one."""
 
-    trajectory: Trajectory
-    size: int
+    def __init__(self, every: int = 1, best: Best | None = None) -> None:
+        """Raises ValueError for invalid arguments."""
+        if type(every) is not int or every < 0:
+            raise ValueError(f"every={every}: must be 1 to keep all epochs, n to keep every n-th epoch, or 0 for none")
+        if best is not None and not _is_valid(best):
+            raise ValueError(
+                f'keep_best={best!r}: must be (number, metric, "min" or "max"), as (5, "episode_return", "max")'
+            )
+        self.every, self.best = every, None if best is None else (best[0], best[1], best[2])
+        self.scores: dict[int, float] = {}  # epoch -> metric, of the best epochs
+        self._has_epoch = False  # whether an epoch was selected; not used with `best`
+
+    def wants(self, trajectory: Trajectory) -> bool:
+        """Return whether to keep an epoch. With `best`, an epoch whose metric is missing or NaN is not kept."""
+        if not self.every or trajectory.epoch % self.every:
+            return False
+        if self.best is None:
+            return True
+        score = self._signed(trajectory.metrics.get(self.best[1], math.nan))
+        worst = min(map(self._signed, self.scores.values()), default=-math.inf)
+        return not math.isnan(score) and (len(self.scores) < self.best[0] or score > worst)
+
+    def enter(self, trajectory: Trajectory) -> list[int]:
+        """Record an epoch as kept. Returns the epochs that it replaces. On ties, the oldest epoch is kept."""
+        if self.best is None:
+            self._has_epoch = True
+            return []
+        self.scores[trajectory.epoch] = float(trajectory.metrics[self.best[1]])
+        displaced = sorted(self.scores, key=lambda epoch: (-self._signed(self.scores[epoch]), epoch))[self.best[0] :]
+        for epoch in displaced:
+            del self.scores[epoch]
+        return displaced
+
+    @property
+    def awaits_first(self) -> bool:
+        """Whether some epochs are to be kept and none was so far."""
+        return self.every > 0 and not (self._has_epoch if self.best is None else self.scores)
+
+    def __repr__(self) -> str:
+        return f"every={self.every}" if self.best is None else f"keep_best={self.best!r}"
+
+    def state(self) -> list[Any] | None:
+        """Return the metric and the best epochs so far, for `load`."""
+        return None if self.best is None else [*self.best[1:], [[epoch, score] for epoch, score in self.scores.items()]]
+
+    def load(self, epoch: int, state: Any, is_there: Callable[[int], bool]) -> None:
+        """Continue after `epoch` with the best epochs so far, without missing ones.
+
+        Loads none if `state` has another metric or mode.
+        """
+        self._has_epoch = 0 < self.every <= epoch
+        if self.best is not None:
+            metric, mode, scores = state or (None, None, ())
+            same = (metric, mode) == self.best[1:]
+            self.scores = {int(epoch): float(score) for epoch, score in scores if same and is_there(int(epoch))}
+
+    def _signed(self, score: float) -> float:
+        """Return the score, or its negative if the smallest is best."""
+        return score if self.best is not None and self.best[2] == "max" else -score
+
+
+def _is_valid(best: Any) -> bool:
+    if not isinstance(best, list | tuple) or len(best) != 3:
+        return False
+    count, metric, mode = best
+    return type(count) is int and count > 0 and isinstance(metric, str) and mode in ("min", "max")
 
 
 class Files:
@@ -293,43 +358,43 @@ class Files:
         self.lock = Lock(folder.parent)  # held as long as a thread may write, even if the store is never closed
         self._limits = max_bytes, max_epochs, max_seconds
         self._lock = threading.RLock()  # guards the attributes below: the writer's thread takes epochs that are due
-        self._epochs: list[_Epoch] = []
+        self._epochs: list[Trajectory] = []
         self._size = self._rows = 0
         self._structure: tuple[Any, ...] = (None, None, None)
         self._since = 0.0
-        self._memory = Memory()
         self._writer = Writer(max_bytes, self._write_old, interval=min(max_seconds, 60.0) / 4)
         atexit.register(self.close)  # saves the epochs of a store that is never closed; runs before h5py's exit handler
 
     def append(self, trajectory: Trajectory) -> None:
         """Add an epoch to the open file, or to a new file if it does not fit."""
         self._writer.check()
-        size, rows, mine = size_of(trajectory), rows_of(trajectory), structure(trajectory)
+        size, rows, kinds = size_of(trajectory), rows_of(trajectory), structure(trajectory)
         max_bytes, max_epochs, max_seconds = self._limits
-        fits = all(a is None or b is None or a == b for a, b in zip(mine, self._structure, strict=True))
+        fits = all(a is None or b is None or a == b for a, b in zip(kinds, self._structure, strict=True))
         if not fits or self._size + size > max_bytes or self._rows + rows > MAX_ROWS:
             self._submit()
         if size > max_bytes or rows > MAX_ROWS:
             for part, piece in split(trajectory, max_bytes):
-                held = _Epoch(piece, size_of(piece))
-                self._writer.submit(functools.partial(self._write, [held], part), held.size)
+                self._writer.submit(functools.partial(self._write, [piece], part), size_of(piece))
             return
         with self._lock:
             if not self._epochs:
-                self._since, self._structure = time.monotonic(), mine
-            self._epochs.append(_Epoch(trajectory, size))
-            self._size, self._rows = self._size + size, self._rows + rows
-            self._structure = tuple(b if a is None else a for a, b in zip(mine, self._structure, strict=True))
+                self._since, self._structure = time.monotonic(), kinds
+            self._epochs.append(trajectory)
+            self._size += size
+            self._rows += rows
+            self._structure = tuple(b if a is None else a for a, b in zip(kinds, self._structure, strict=True))
         if len(self._epochs) >= max_epochs or time.monotonic() - self._since >= max_seconds:
             self._submit()
 
     def remove(self, epoch: int) -> None:
         """Remove an epoch, whether it is already in a file or still in memory."""
         with self._lock:
-            stay = [held for held in self._epochs if held.trajectory.epoch != epoch]
+            stay = [trajectory for trajectory in self._epochs if trajectory.epoch != epoch]
             waited = len(stay) < len(self._epochs)
-            self._epochs, self._size = stay, sum(held.size for held in stay)
-            self._rows = sum(rows_of(held.trajectory) for held in stay)
+            self._epochs = stay
+            self._size = sum(map(size_of, stay))
+            self._rows = sum(map(rows_of, stay))
         if not waited:  # the epoch is in a file, or queued for one
             self._submit()  # write the epoch that replaces it first
             self._writer.submit(functools.partial(self._remove, epoch), 0)
@@ -347,15 +412,11 @@ class Files:
     def close(self) -> None:
         """Flush and end the thread."""
         atexit.unregister(self.close)
-        try:
+        with contextlib.ExitStack() as last:
+            last.callback(self.lock.release)
+            last.callback(self._writer.close)
             if self.works:
                 self._submit()
-        finally:
-            try:
-                self._writer.close()
-            finally:
-                self._memory = Memory()  # frees as much memory as a file takes
-                self.lock.release()
 
     def release(self) -> None:
         """Close without waiting. The garbage collector may call this from a thread that holds the lock of HDF5."""
@@ -366,11 +427,10 @@ class Files:
             self._writer.end()
 
     def _submit(self, wait: bool = True) -> None:
-        size = self._size
         if epochs := self._take():
-            self._writer.submit(functools.partial(self._write, epochs, WHOLE), size, wait)
+            self._writer.submit(functools.partial(self._write, epochs, WHOLE), sum(map(size_of, epochs)), wait)
 
-    def _take(self) -> list[_Epoch]:
+    def _take(self) -> list[Trajectory]:
         with self._lock:
             epochs, self._epochs, self._size, self._rows = self._epochs, [], 0, 0
         return epochs
@@ -379,19 +439,18 @@ class Files:
         if self._epochs and time.monotonic() - self._since >= self._limits[2] and (epochs := self._take()):
             self._write(epochs, WHOLE)
 
-    def _write(self, epochs: list[_Epoch], part: Part) -> None:
-        for together in [[epoch] for epoch in epochs] if self._alone else [epochs]:
-            self._write_file(together, part)
+    def _write(self, epochs: list[Trajectory], part: Part) -> None:
+        for group in [[epoch] for epoch in epochs] if self._alone else [epochs]:
+            self._write_file(group, part)
 
-    def _write_file(self, held: list[_Epoch], part: Part) -> None:
-        epochs = [epoch.trajectory for epoch in held]
+    def _write_file(self, epochs: list[Trajectory], part: Part) -> None:
         first, last = epochs[0].epoch, epochs[-1].epoch
         path = self.folder / file_name(first, last, part)
         if path.exists():
             raise StoreError(f"{path}: exists already; is another process writing to this run?")
 
         try:
-            content = compose_trajectories(epochs, part, self.run, self._memory)
+            content = compose_trajectories(epochs, part, self.run)
         except Exception as error:  # h5py raises many kinds of errors
             raise StoreError(f"{path}: epochs {first} to {last} do not fit into an HDF5 file: {error}") from error
         write_whole(path, content)

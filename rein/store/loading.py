@@ -16,6 +16,7 @@ from rein.loop import Loop
 from rein.networks.finite_parameters import check_parameters
 from rein.spaces.space_json import describe_build
 from rein.store.checkpoint_file import (
+    BEST,
     Checkpoint,
     describe_part,
     describe_parts,
@@ -29,8 +30,7 @@ from rein.store.checkpoint_folder import FOLDER, LATEST, Checkpoints, holders, o
 from rein.store.folder import move_aside, newer_files
 from rein.store.format.sealed import USER_BLOCK
 from rein.store.hdf5 import HDF5Store
-from rein.store.metrics import PLOT, evaluations_of, newer_rows
-from rein.store.shards import BEST
+from rein.store.metrics_files import PLOT, evaluations_of, newer_rows
 
 _NAMED = 6  # number of files that an error message lists, the newest ones
 
@@ -74,20 +74,20 @@ def resume(loop: Loop, path: str | Path | None = None, *, strict: bool = True) -
     path = _checkpoints_in_store(loop) if path is None else path
     if path is None:
         return None
-    found = find(path)
-    theirs, mine = found.about.get("parts"), describe_parts(loop.parts)
-    if strict and (differ := differences(theirs, mine, by_chance=loop.by_chance)):
+    saved = find(path)
+    theirs = saved.about.get("parts")
+    if strict and (differ := differences(theirs, describe_parts(loop.parts), by_chance=loop.by_chance)):
         advice = "rein.resume(..., strict=False) loads what fits"
-        raise CheckpointError(f"{found.path}: has another configuration: {'; '.join(differ)}; {advice}")
-    _warn_of_versions(found)
-    _set_aside(loop, found)
+        raise CheckpointError(f"{saved.path}: has another configuration: {'; '.join(differ)}; {advice}")
+    _warn_of_versions(saved)
+    _set_aside(loop, saved)
     try:
-        left = loop.load_state_dict(found.state, strict)
+        left = loop.load_state_dict(saved.state, strict)
     except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, IndexError) as error:
-        raise CheckpointError(f"{found.path}: does not fit this loop: {error}{_notes(error)}") from error
+        raise CheckpointError(f"{saved.path}: does not fit this loop: {error}{_notes(error)}") from error
     for line in left:
-        logger.warning("%s: not loaded: %s", found.path, line)
-    return found
+        logger.warning("%s: not loaded: %s", saved.path, line)
+    return saved
 
 
 def _checkpoints_in_store(loop: Loop) -> Path | None:
@@ -102,26 +102,26 @@ def _checkpoints_in_store(loop: Loop) -> Path | None:
     return store.checkpoints.folder if saved_files(store.checkpoints.folder) else None
 
 
-def _set_aside(loop: Loop, found: Checkpoint) -> None:
+def _set_aside(loop: Loop, saved: Checkpoint) -> None:
     """Move aside newer files and rows of metrics if this loop writes to the folder of the checkpoint's run."""
+    parts = saved.state.get("parts")
     for name, part in loop.parts.items():
-        if isinstance(part, HDF5Store) and part.path.resolve() in found.path.resolve().parents:
-            parts: Any = found.state.get("parts")
-            saved = parts.get(name) if isinstance(parts, dict) else None
-            if isinstance(saved, dict) and type(saved.get("epoch")) is int:
+        if isinstance(part, HDF5Store) and part.path.resolve() in saved.path.resolve().parents:
+            state = parts.get(name) if isinstance(parts, dict) else None
+            if isinstance(state, dict) and type(state.get("epoch")) is int:
                 part.flush()
-                files, rows = newer_rows(part.path, order(found.about)[1], evaluations_of(found.state.get("memory")))
-                newer = part.checkpoints.newer(order(found.about))
-                files += [*newer_files(part.path, saved["epoch"]), *newer]
-                move_aside(part.path, files, found.path.stem, rows, part.checkpoints.rows_of(newer))
+                files, rows = newer_rows(part.path, order(saved.about)[1], evaluations_of(saved.state.get("memory")))
+                newer = part.checkpoints.newer(order(saved.about))
+                files += [*newer_files(part.path, state["epoch"]), *newer]
+                move_aside(part.path, files, saved.path.stem, rows, part.checkpoints.rows_of(newer))
 
 
-def _warn_of_versions(found: Checkpoint) -> None:
-    saved = found.about.get("versions")
-    then = {**(saved if isinstance(saved, dict) else {}), "threads": found.about.get("threads")}
+def _warn_of_versions(saved: Checkpoint) -> None:
+    before = saved.about.get("versions")
+    then = {**(before if isinstance(before, dict) else {}), "threads": saved.about.get("threads")}
     now = {**versions(), "threads": torch.get_num_threads()}
     if differ := differences(then, now):
-        logger.warning("%s: %s; results may differ in the last bits from an uninterrupted run", found.path, differ)
+        logger.warning("%s: %s; results may differ in the last bits from an uninterrupted run", saved.path, differ)
 
 
 def _notes(error: BaseException) -> str:
@@ -252,13 +252,11 @@ def load(
 
 
 @torch.inference_mode(False)
-def put(part: Any, found: Checkpoint, *, only: Collection[str] | None = None, strict: bool = True) -> None:
+def put(part: Any, saved: Checkpoint, *, only: Collection[str] | None = None, strict: bool = True) -> None:
     """Load a state that `part_at` has read into `part`. See `load`."""
-    path, state, about = found
+    path, state, about = saved
     differ = differences({"config": about.get("config")}, {"config": describe_part(part)["config"]})
-    differ = [
-        line for line in differ if not line.startswith("config.seed ")
-    ]  # the state of the generator comes from the file
+    differ = [line for line in differ if not line.startswith("config.seed ")]  # the file has the generator's state
     if strict and only is None and differ:
         raise CheckpointError(
             f"{path}: has another configuration: {'; '.join(differ)}; strict=False loads it nevertheless"

@@ -22,7 +22,6 @@ from rein.files import absolute, followed, inside, read_json, short
 from rein.ops.trees import leaves, map_tree
 from rein.store.folder import TRAJECTORIES, list_files
 from rein.store.format import sealed
-from rein.store.format.mapping import stamp_of
 from rein.store.format.trajectory_reader import (
     EPISODES,
     EPOCHS,
@@ -32,9 +31,10 @@ from rein.store.format.trajectory_reader import (
     open_content,
     read_options,
     read_tree,
+    stamp_of,
     take_rows,
 )
-from rein.store.rows import whole_episodes
+from rein.store.row_index import whole_episodes
 from rein.types import EPISODE_COLUMNS, Episode, Episodes, Trajectory, Tree
 
 if TYPE_CHECKING:
@@ -58,14 +58,13 @@ def open_run(path: str | Path, *, follow: bool = False) -> Run:
 
 
 def _no_files_message(path: Path) -> str:
-    if not path.exists():
-        return f"{path}: no trajectories, because the path does not exist; give the folder of a run or one of its files"
     if (path / "run.json").exists() or (path / TRAJECTORIES).is_dir():
         return (
             f"{path}: no trajectories yet: no file is finished; open the run after the first epochs, or use "
             "open_run(path, follow=True)"
         )
-    return f"{path}: no trajectories; give the folder of a run, or a file of its folder trajectories/"
+    reason = "" if path.exists() else ", because the path does not exist"
+    return f"{path}: no trajectories{reason}; give the folder of a run or a file of its folder trajectories/"
 
 
 class Run:
@@ -78,10 +77,10 @@ class Run:
         self.path = path
         self._follow = follow
         self._checked: dict[Path, Content] = {}
-        self._found = self._find()
-        if not self._found and not follow:
+        self._paths = self._find()
+        if not self._paths and not follow:
             raise StoreError(_no_files_message(path))
-        for file in [] if follow else self._found:  # a followed run may remove a file at any time
+        for file in [] if follow else self._paths:  # a followed run may remove a file at any time
             sealed.promised_hash(file)
 
     def __repr__(self) -> str:
@@ -100,12 +99,12 @@ class Run:
                 return
             for number in numbers:
                 try:
-                    found = self.trajectory(number)
+                    trajectory = self.trajectory(number)
                 except StoreError:
                     if not self._follow or not self.refresh():
                         raise
                     break  # the store has removed the file, as with `keep_best`: continue with the remaining files
-                yield found
+                yield trajectory
                 last = number
 
     def refresh(self) -> bool:
@@ -113,9 +112,8 @@ class Run:
 
         Existing datasets are not changed.
         """
-        found = self._find()
-        changed = found != self._found
-        self._found = found
+        before, self._paths = self._paths, self._find()
+        changed = self._paths != before
         for name in ("epochs", "episodes", "fields", "_contents", "_rows") if changed else ():
             self.__dict__.pop(name, None)
         return changed
@@ -180,17 +178,15 @@ class Run:
         first, stop, step = rows.indices(total)
         if step != 1:
             raise ValueError(f"field({name!r}, {rows}): the step must be 1; read all rows and slice the array")
-        wanted, begin = [], 0
+        parts, begin = [], 0
         for content in self._filled:
-            if begin < stop and begin + content.rows > first:
-                wanted.append((content.file, slice(max(0, first - begin), min(stop - begin, content.rows))))
+            part = slice(max(0, first - begin), max(0, min(stop - begin, content.rows)))
+            if part.start < part.stop or (first >= stop and not parts):  # an empty selection has the type of the field
+                node = content.file.node("trajectory", *name.split("/"))
+                if node is None:
+                    raise ValueError(f"{content.file.path}: has no field {name!r}; read its epochs one by one")
+                parts.append(read_tree(node, lambda stored, f=content.file, rows=part: f.read(stored, rows)))
             begin += content.rows
-        parts = []
-        for file, part in wanted or [(self._filled[0].file, slice(0))]:
-            node = file.node("trajectory", *name.split("/"))
-            if node is None:
-                raise ValueError(f"{file.path}: has no field {name!r}; read its epochs one by one")
-            parts.append(read_tree(node, lambda stored, f=file, rows=part: f.read(stored, rows)))
         return join_fields(parts, self.path)
 
     def tensor(self, name: str, rows: slice = slice(None)) -> Tree:
@@ -204,8 +200,8 @@ class Run:
         rows = np.flatnonzero(self._rows["number"] == epoch)
         if not len(rows):
             numbers = self.epochs["number"]
-            known = f"{len(numbers)} are stored, {numbers[0]} to {numbers[-1]}" if len(numbers) else "none is stored"
-            raise ValueError(f"{self.path}: no epoch {epoch}; {known}")
+            stored = f"{len(numbers)} are stored, {numbers[0]} to {numbers[-1]}" if len(numbers) else "none is stored"
+            raise ValueError(f"{self.path}: no epoch {epoch}; {stored}")
         return read_epoch(self._contents, [take_rows(self._rows, row) for row in rows], self.path)
 
     def episode(self, id: int) -> Episode:
@@ -214,14 +210,14 @@ class Run:
         Raises ValueError for an unknown id, and StoreError if some transitions are not stored: see the column `whole`
         of `episodes`.
         """
-        found = np.flatnonzero(self.episodes["id"] == id)
-        if not len(found):
+        index = np.flatnonzero(self.episodes["id"] == id)
+        if not len(index):
             raise ValueError(self._no_episode(id))
-        row = {name: column[found[0]].item() for name, column in self.episodes.items()}
-        ends = np.cumsum([len(content.episodes["id"]) for content in self._contents])
-        file = int(np.searchsorted(ends, found[0], "right"))
-        index = int(found[0] - ends[file] + len(self._contents[file].episodes["id"]))
-        return read_episode(self._contents, row | {"file": file, "index": index}, self.path)
+        row = {name: column[index[0]].item() for name, column in self.episodes.items()}
+        for file, content in enumerate(self._contents):
+            if len(place := np.flatnonzero(content.episodes["id"] == id)):
+                return read_episode(self._contents, row | {"file": file, "index": int(place[0])}, self.path)
+        raise AssertionError("unreachable: the table has the episode")
 
     def transitions(
         self, fields: Collection[str] | None = None, episodes: Collection[int] | np.ndarray | None = None
@@ -233,7 +229,7 @@ class Run:
         """
         from rein.store.datasets import Transitions
 
-        return Transitions(self._filled, fields, self._spans(episodes))
+        return Transitions(self._filled, fields, self._chosen(episodes))
 
     def sequences(
         self,
@@ -250,10 +246,10 @@ class Run:
         """
         from rein.store.datasets import Sequences
 
-        return Sequences(self._filled, length, stride, fields, self._spans(episodes), pad)
+        return Sequences(self._filled, length, stride, fields, self._chosen(episodes), pad)
 
-    def _spans(self, episodes: Collection[int] | np.ndarray | None) -> tuple[np.ndarray, ...] | None:
-        """Return environment, first and last vector step of episodes. Raises TypeError or ValueError for bad ids."""
+    def _chosen(self, episodes: Collection[int] | np.ndarray | None) -> Table | None:
+        """Return the table of the episodes with these ids. Raises TypeError or ValueError for bad ids."""
         if episodes is None:
             return None
         table, wanted = self.episodes, np.asarray(list(episodes))
@@ -261,8 +257,7 @@ class Run:
             raise TypeError(f'episodes must be ids, got {wanted.dtype}; for a mask use run.episodes["id"][mask]')
         if missing := np.setdiff1d(wanted, table["id"]).tolist():
             raise ValueError(self._no_episode(missing[0]))
-        chosen = np.isin(table["id"], wanted)
-        return table["environment"][chosen], table["first_step"][chosen], table["last_step"][chosen]
+        return take_rows(table, np.isin(table["id"], wanted))
 
     def _no_episode(self, id: int) -> str:
         ids = self.episodes["id"]
@@ -294,10 +289,10 @@ class Run:
 
     def _read_contents(self) -> list[Content]:
         """Return every file. Each is checked when it is first read, and again after it has changed."""
-        for path in self._found:
+        for path in self._paths:
             if path not in self._checked or self._checked[path].file.stamp != stamp_of(path):
                 self._checked[path] = open_content(path)
-        return [self._checked[path] for path in self._found]
+        return [self._checked[path] for path in self._paths]
 
     @property
     def _filled(self) -> list[Content]:
@@ -343,9 +338,9 @@ def read_episode(contents: Sequence[Content], row: Table, where: Any) -> Episode
     """Read the episode in row `row["index"]` of file `row["file"]`. Raises StoreError if transitions are missing."""
     first, stop, n = row["first_step"], row["last_step"] + 1, row["environment"]
     fields = join_fields([p for c in contents for p in _read_rows(c, first, stop, n)] or [{}], where)
-    found = next((len(leaf) for _, leaf in leaves(fields)), 0)
-    if found != row["length"]:
-        raise StoreError(f"{where}: episode {row['id']} has only {found} of its {row['length']} transitions stored")
+    stored = next((len(leaf) for _, leaf in leaves(fields)), 0)
+    if stored != row["length"]:
+        raise StoreError(f"{where}: episode {row['id']} has only {stored} of its {row['length']} transitions stored")
     file, index = contents[row["file"]].file, row["index"]
     final = file.node("episodes", "final_observation")
     if final is not None:

@@ -15,9 +15,8 @@ import numpy as np
 
 from rein.errors import StoreError
 from rein.files import absolute, read_json
-from rein.store.folder import TRAJECTORIES
-from rein.store.lock import is_locked
-from rein.store.metrics import EPOCHS, EVALUATIONS, CSVTable
+from rein.store.folder import TRAJECTORIES, is_locked
+from rein.store.metrics_files import EPOCHS, EVALUATIONS, CSVTable
 
 RETURNS = ("episode_return_100", "episode_return", "evaluation_return")
 _IGNORED = ("threads", "run", "resume", "quiet", "debug")  # options of a recipe that do not change results
@@ -156,7 +155,7 @@ def differing(runs: Sequence[RunSummary]) -> list[str]:
     for run in runs:
         for name, value in run.options.items():
             values.setdefault(name, set()).add(json.dumps(value, sort_keys=True))
-    return [name for name, found in values.items() if len(found) > 1]
+    return [name for name, texts in values.items() if len(texts) > 1]
 
 
 def _folders(folder: Path) -> Iterator[Path]:
@@ -203,8 +202,8 @@ def _last_evaluation(path: Path) -> dict[str, float]:
     named = np.flatnonzero(table["name"] == b"evaluation") if "name" in table else np.zeros(0, np.int64)
     if not len(named):
         return {}
-    found = {name: float(column[named[-1]]) for name, column in table.items() if name.startswith(_EVALUATED)}
-    return {f"evaluation_{name}": value for name, value in found.items() if math.isfinite(value)}
+    last = {name: float(column[named[-1]]) for name, column in table.items() if name.startswith(_EVALUATED)}
+    return {f"evaluation_{name}": value for name, value in last.items() if math.isfinite(value)}
 
 
 def _info(path: Path) -> dict[str, Any]:
@@ -220,10 +219,10 @@ def _described(info: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if "recipe" in parts:
         recipe = parts["recipe"]["config"]
         return str(recipe["name"]), {k: v for k, v in recipe["options"].items() if k not in _IGNORED}
-    found = {part: parts.get(part, {}).get("config", {}) for part in ("agent", "environment")}
-    kinds = [str(parts.get(part, {}).get("type", "?")).rpartition(".")[2] for part in found]
-    kinds[1] = str(found["environment"].get("id", kinds[1]))
-    options = {f"{part}.{name}": value for part, config in found.items() for name, value in config.items()}
+    configs = {part: parts.get(part, {}).get("config", {}) for part in ("agent", "environment")}
+    kinds = [str(parts.get(part, {}).get("type", "?")).rpartition(".")[2] for part in configs]
+    kinds[1] = str(configs["environment"].get("id", kinds[1]))
+    options = {f"{part}.{name}": value for part, config in configs.items() for name, value in config.items()}
     if options.get("environment.seed") == options.get("agent.seed"):
         options.pop("environment.seed", None)
     return " in ".join(kinds), options

@@ -20,7 +20,7 @@ class Writer:
     call raises the error. `idle` is called on the writer's thread about every `interval` seconds without work.
     """
 
-    def __init__(self, max_bytes: int, idle: Job, interval: float) -> None:
+    def __init__(self, max_bytes: int, idle: Job = lambda: None, interval: float = 3600.0) -> None:
         self._max_bytes = max_bytes
         self._idle = idle
         self._interval = interval

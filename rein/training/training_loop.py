@@ -27,7 +27,6 @@ from rein.episodes.finite import FiniteData
 from rein.episodes.step import check_fit, check_held
 from rein.errors import check_keywords, refuse_unknown
 from rein.handlers.interrupts import end_at_ctrl_c
-from rein.handlers.loggers.csv import CSVLogger
 from rein.handlers.progress import is_interactive
 from rein.handlers.progress import progress as show_progress
 from rein.handlers.run_files import describe, run_log
@@ -438,22 +437,13 @@ def own_store(loop: Loop, store: Store | str | Path) -> None:
     if begin := getattr(run_store, "begin", None):  # first, before the store is changed
         loop.started.wire(lambda state: begin(state.clocks.epochs))
     if hasattr(run_store, "write_run"):
+        from rein.handlers.record_metrics import record_metrics  # imports h5py, which `import rein` does not need
+
         describe(loop, run_store)
-        record_metrics(loop, run_store)
+        record_metrics(loop, run_store.path)
         run_log(loop, run_store.path / "run.log")
     for event in (loop.completed, loop.halted, loop.failed):
         event.wire(lambda state: getattr(run_store, "end", run_store.flush)())
-
-
-def record_metrics(loop: Loop, store: Any) -> None:
-    """Write each epoch to `metrics.csv`, each evaluation to `evaluations.csv`, and both to `metrics.h5`.
-
-    The files are in `store.path`, the run's folder. A failed write is logged once, and the run continues without them.
-    """
-    from rein.store.metrics import EPOCHS, EVALUATIONS, RunMetrics  # imports h5py, which `import rein` does not need
-
-    epochs, evaluations = (CSVLogger(store.path / name) for name in (EPOCHS, EVALUATIONS))
-    loop.own("metrics_files", RunMetrics(store.path, epochs, evaluations)).attach(loop)
 
 
 def write_trajectories(loop: Loop, store: Store, rows: RowBuffer, statistics: EpisodeStatistics) -> None:

@@ -28,7 +28,7 @@ import numpy as np
 from sizes import size
 
 import rein
-from rein.store import windows
+from rein.store import datasets
 from rein.types import Episodes, Trajectory
 
 STEPS, ENVIRONMENTS, EPOCHS, FILES, EPISODE = size(200_000, 2_000), 8, size(50, 5), 5, size(250, 25)
@@ -158,8 +158,8 @@ def read() -> None:
         if not TORCHRL:
             print("TorchRL is not installed")
         opening(path)
-        for small, how in ((windows._SMALL, "small fields held in memory"), (0, "all floats memory-mapped by file")):
-            windows._SMALL = small
+        for small, how in ((datasets._SMALL, "small fields held in memory"), (0, "all floats memory-mapped by file")):
+            datasets._SMALL = small
             compare(path, fields, how, Path(folder) / "torchrl")
 
 

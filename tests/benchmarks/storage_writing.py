@@ -34,7 +34,7 @@ from rein.envs.cartpole import CartPole
 from rein.episodes.episode_statistics import EpisodeStatistics
 from rein.recipes.cartpole import cartpole
 from rein.replay.rollout import RowBuffer
-from rein.store.memory import MemoryStore
+from rein.store.memory_store import MemoryStore
 from rein.types import Trajectory
 
 ENVIRONMENTS, PAIRS = size(64, 4), size(7, 2)

@@ -27,7 +27,7 @@ import rein.cli.evaluate
 import rein.cli.plot
 import rein.cli.run_folder
 import rein.cli.train
-import rein.store.format.state
+import rein.store.format.state_codec
 from rein.cli import main as command
 from rein.cli.recipes import Recipe
 from rein.errors import ReinError
@@ -150,13 +150,13 @@ def weights(folder: Path) -> Iterator[Case]:
 def checkpoints(folder: Path) -> Iterator[Case]:
     """Yield checkpoints with a correct hash. Commas in strings count as values, and are written in less time."""
     many, zeros = "," * 2_000_001, torch.zeros(1 << 20)
-    checked = rein.store.format.state.check_values
-    rein.store.format.state.check_values = lambda text: None
+    checked = rein.store.format.state_codec.check_values
+    rein.store.format.state_codec.check_values = lambda text: None
     for name, state, about in (("structure", many, {}), ("description", "", {"more": many})):
         file = folder / f"{name}.h5"
         write_checkpoint(file, {"state": state, "tensor": zeros}, {"kind": "part", "config": {}, **about})
         yield f"2,000,000 values in the {name}", lambda file=file: rein.load_agent(file)
-    rein.store.format.state.check_values = checked
+    rein.store.format.state_codec.check_values = checked
 
 
 KINDS = {

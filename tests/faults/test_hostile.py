@@ -20,7 +20,7 @@ from rein.errors import CheckpointError
 from rein.store import checkpoint_file
 from rein.store.checkpoint_file import look, read_checkpoint, write_checkpoint
 from rein.store.format.sealed import USER_BLOCK, user_block
-from rein.store.format.state import TRAILER_LENGTH, find_texts
+from rein.store.format.state_codec import TRAILER_LENGTH, find_texts
 from rein.store.loading import load, save
 
 ROOT = Path(rein.__file__).parent

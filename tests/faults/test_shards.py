@@ -22,7 +22,7 @@ import rein
 from rein.errors import CheckpointError
 from rein.replay import storage as blocks
 from rein.replay.replay import Replay
-from rein.store import shards
+from rein.store import checkpoint_file as shards
 from rein.store.checkpoint_file import look, read_checkpoint
 from rein.store.checkpoint_folder import Checkpoints
 from rein.store.format import sealed

@@ -21,7 +21,7 @@ from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.loggers.attach import attach
 from rein.handlers.loggers.csv import CSVLogger
 from rein.store.compact import compact
-from rein.store.memory import MemoryStore
+from rein.store.memory_store import MemoryStore
 from rein.store.verify import verify_run
 from rein.training.training_loop import record_metrics
 
@@ -101,7 +101,7 @@ def test_resumed_run_records_the_same_evaluations(tmp_path: Path) -> None:
 
 
 def test_training_store_and_its_folder_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rein.store.lock.fcntl", None)  # as on Windows, where two stores can open a folder
+    monkeypatch.setattr("rein.store.folder.fcntl", None)  # as on Windows, where two stores can open a folder
     store = MemoryStore()
     with pytest.raises(ValueError, match="'store' of the loop already writes"):
         make_loop(store, store)

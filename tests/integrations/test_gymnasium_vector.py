@@ -19,7 +19,7 @@ from rein.agents.q_learning import QLearning
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.errors import EnvironmentContractError
 from rein.spaces.conversion import Codec
-from rein.store.memory import MemoryStore
+from rein.store.memory_store import MemoryStore
 from rein.testing import EnvironmentContract
 from rein.testing.stateful import copy_state, first_difference
 from rein.training.training_loop import training_loop

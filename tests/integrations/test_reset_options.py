@@ -22,7 +22,7 @@ from rein.envs.wrappers.observations import FlattenObservation
 from rein.envs.wrappers.time import TimeLimit
 from rein.episodes.episode_replay import replay
 from rein.episodes.recorder import Recorder
-from rein.store.memory import MemoryStore
+from rein.store.memory_store import MemoryStore
 from rein.testing.stateful import check_plain, copy_state, first_difference
 
 N = 3

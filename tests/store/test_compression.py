@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from rein.store.format import objects
+from rein.store.format import nexus
 
 RANDOM = np.random.default_rng(0)
 CHUNKS = {
@@ -46,7 +46,7 @@ CHUNKS = {
 def stored(array: np.ndarray) -> tuple[int, bytes]:
     """Return the filter mask and the bytes of a dataset with one chunk."""
     with h5py.File(io.BytesIO(), "w") as file:
-        dataset: Any = objects.add_dataset(file, "array", array, chunks=array.shape)
+        dataset: Any = nexus.add_dataset(file, "array", array, chunks=array.shape)
         return dataset.id.read_direct_chunk((0,) * array.ndim)
 
 
@@ -76,7 +76,7 @@ def test_hdf5_reads_partial_chunks_at_the_edge(name: str) -> None:
     chunks = tuple(math.ceil(size * 0.4) for size in array.shape)
     memory = io.BytesIO()
     with h5py.File(memory, "w") as file:
-        objects.add_dataset(file, "array", array, chunks=chunks)
+        nexus.add_dataset(file, "array", array, chunks=chunks)
     with h5py.File(memory, "r") as file:
         dataset = file["array"]
         assert isinstance(dataset, h5py.Dataset) and (dataset.chunks, dataset.compression) == (chunks, "gzip")

@@ -18,7 +18,7 @@ import rein
 from rein.agents.ppo import PPO
 from rein.envs.cartpole import CartPole
 from rein.errors import StoreError
-from rein.store import windows as windows_module
+from rein.store import datasets as datasets_module
 from rein.store.datasets import to_tensordict, to_torch
 from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
@@ -112,7 +112,7 @@ def given() -> tuple[list[Trajectory], list[Known]]:
 @pytest.fixture(params=["in memory", "mapped"])
 def path(request: Any, monkeypatch: Any, tmp_path: Path, given: Any) -> Path:
     if request.param == "mapped":
-        monkeypatch.setattr(windows_module, "_SMALL", 0)
+        monkeypatch.setattr(datasets_module, "_SMALL", 0)
     return write(tmp_path / "run", given[0], max_epochs=2)
 
 
@@ -194,10 +194,10 @@ def test_sequences_are_windows_of_episodes_across_files(path, given, length, str
     assert crossing or length in (1, 30)
 
 
-@pytest.mark.parametrize("small", [windows_module._SMALL, 0])
+@pytest.mark.parametrize("small", [datasets_module._SMALL, 0])
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 18, 20, 32, 33, 100])
 def test_run_shorter_than_the_window_has_no_sequences(tmp_path, monkeypatch, length, small):
-    monkeypatch.setattr(windows_module, "_SMALL", small)
+    monkeypatch.setattr(datasets_module, "_SMALL", small)
     store = HDF5Store(tmp_path / "run")
     store.append(make_trajectory(1, steps=5))  # 15 rows
     store.close()
@@ -338,7 +338,7 @@ def test_pickled_dataset_has_no_cached_data(path):
 
 
 def test_changed_file_raises_before_it_is_read(path, monkeypatch):
-    monkeypatch.setattr(windows_module, "_SMALL", 0)
+    monkeypatch.setattr(datasets_module, "_SMALL", 0)
     run = open_run(path)
     transitions = run.transitions()
     transitions[:]

@@ -119,7 +119,7 @@ def test_state_that_ends_inside_a_file_raises(tmp_path):
 
 
 def test_second_writer_does_not_overwrite_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("rein.store.lock.fcntl", None)  # as on Windows, which has no locks
+    monkeypatch.setattr("rein.store.folder.fcntl", None)  # as on Windows, which has no locks
     stores = [HDF5Store(tmp_path / "run", exist="resume") for _ in range(2)]
     for store in stores:
         store._resumes = False  # both started in an empty folder

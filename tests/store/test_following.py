@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rein.errors import StoreError
-from rein.store.format.mapping import MappedFile
+from rein.store.format.trajectory_reader import MappedFile
 from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.testing.store import assert_equal, make_trajectory

@@ -13,7 +13,7 @@ from rein.envs.gridworld import Gridworld
 from rein.ops.trees import map_tree
 from rein.store.format import trajectory_writer
 from rein.store.hdf5 import HDF5Store
-from rein.store.host_copy import to_host
+from rein.store.memory_store import to_host
 from rein.store.reader import open_run
 from rein.testing import StatefulContract
 from rein.testing.store import StoreContract, assert_equal, make_trajectory

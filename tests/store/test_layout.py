@@ -16,7 +16,8 @@ import pytest
 
 from rein.errors import StoreError
 from rein.store import hdf5
-from rein.store.format import layout, mapping, trajectory_writer
+from rein.store.format import layout, trajectory_writer
+from rein.store.format import trajectory_reader as mapping
 from rein.store.format.layout import encode, read_json, read_layout
 from rein.store.format.sealed import USER_BLOCK, user_block, write_whole
 from rein.store.hdf5 import HDF5Store

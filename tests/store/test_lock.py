@@ -17,8 +17,8 @@ import pytest
 import rein
 from rein.errors import StoreError
 from rein.store.checkpoint_file import write_checkpoint
+from rein.store.folder import Lock, is_locked, keep_stores_out
 from rein.store.hdf5 import HDF5Store
-from rein.store.lock import Lock, is_locked, keep_stores_out
 from rein.testing.store import make_trajectory
 from tests import programs
 
@@ -162,7 +162,7 @@ def test_store_works_on_a_file_system_without_locks(tmp_path, monkeypatch):
     def refuse(descriptor, operation):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr("rein.store.lock.fcntl.flock", refuse)
+    monkeypatch.setattr("rein.store.folder.fcntl.flock", refuse)
     before = len(os.listdir("/dev/fd"))
     store = HDF5Store(tmp_path / "run")
     store.close()

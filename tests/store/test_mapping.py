@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from rein.errors import StoreError
-from rein.store.format import mapping
-from rein.store.format.mapping import MappedFile
+from rein.store.format import trajectory_reader as mapping
+from rein.store.format.trajectory_reader import MappedFile
 from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.testing.store import assert_equal, make_trajectory
@@ -36,13 +36,13 @@ WITH_FEW_DESCRIPTORS = """
 import os, resource, sys
 from pathlib import Path
 import rein, torch
-from rein.store import windows
+from rein.store import datasets
 from rein.store.compact import compact
 from rein.store.verify import verify_run
 from rein.testing.store import assert_equal, make_trajectory
 
 path, files = Path(sys.argv[1]), int(sys.argv[2])
-windows._SMALL = 0  # map the floats of all files at once
+datasets._SMALL = 0  # map the floats of all files at once
 usual = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (files // 2, usual[1]))
 run = rein.open_run(path)

@@ -1,4 +1,4 @@
-from rein.store.memory import MemoryStore
+from rein.store.memory_store import MemoryStore
 from rein.testing import StatefulContract
 from rein.testing.store import StoreContract, make_trajectory
 

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from rein.store.format import objects
+from rein.store.format import nexus
 
 ARRAYS = {
     "float32": np.arange(12, dtype=np.float32).reshape(4, 3),
@@ -49,7 +49,7 @@ def described(dataset: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ARRAYS)
 def test_dataset_matches_create_dataset(name: str) -> None:
     def both(file: Any) -> None:
-        objects.add_dataset(file, "ours", ARRAYS[name])
+        nexus.add_dataset(file, "ours", ARRAYS[name])
         file.create_dataset("theirs", data=ARRAYS[name])
 
     file = written(both)
@@ -62,7 +62,7 @@ def test_chunked_dataset_matches_create_dataset(name: str) -> None:
     chunks = (16, *array.shape[1:])
 
     def both(file: Any) -> None:
-        objects.add_dataset(file, "ours", array, chunks=chunks)
+        nexus.add_dataset(file, "ours", array, chunks=chunks)
         file.create_dataset("theirs", data=array, chunks=chunks, compression="gzip", compression_opts=1, shuffle=True)
 
     file = written(both)
@@ -74,9 +74,9 @@ def test_rows_are_written_at_their_position() -> None:
     array = ARRAYS["float32"]
 
     def parts(file: Any) -> None:
-        dataset = objects.allocate(file, "joined", array.shape, array.dtype)
+        dataset = nexus.allocate(file, "joined", array.shape, array.dtype)
         for first, stop in ((3, 4), (0, 1), (1, 3)):
-            objects.write_rows(dataset, first, array[first:stop, ::-1])
+            nexus.write_rows(dataset, first, array[first:stop, ::-1])
 
     assert np.array_equal(written(parts)["joined"][()], array[:, ::-1])  # type: ignore[index]  # a dataset
 
@@ -86,7 +86,7 @@ def test_text_is_fixed_length_utf_8(text: str) -> None:
     data = text.encode()
 
     def both(file: Any) -> None:
-        objects.add_text(file, "ours", text)
+        nexus.add_text(file, "ours", text)
         file.create_dataset("theirs", data=data, dtype=h5py.string_dtype(length=len(data)))
 
     file: Any = written(both)
@@ -98,10 +98,10 @@ def test_attributes_and_names_match_h5py() -> None:
     attributes: dict[str, Any] = dict(axes=["step", "."], format=1, title="größe")
 
     def both(file: Any) -> None:
-        objects.add_group(file, "ours", "NXdata", **attributes)
+        nexus.add_group(file, "ours", "NXdata", **attributes)
         file.create_group("theirs").attrs.update(NX_class="NXdata", **attributes)
         for group in (file["ours"], file["theirs"]):
-            objects.link(group, "Größe", group)
+            nexus.link(group, "Größe", group)
 
     file: Any = written(both)
     ours, theirs = file["ours"], file["theirs"]
@@ -116,8 +116,8 @@ def test_attributes_and_names_match_h5py() -> None:
 
 def test_link_is_the_same_object() -> None:
     def linked(file: Any) -> None:
-        dataset = objects.add_dataset(file, "data", np.arange(3))
-        objects.link(objects.add_group(file, "view", "NXdata"), "signal", dataset)
+        dataset = nexus.add_dataset(file, "data", np.arange(3))
+        nexus.link(nexus.add_group(file, "view", "NXdata"), "signal", dataset)
 
     file: Any = written(linked)
     assert file["view/signal"] == file["data"]
@@ -125,8 +125,8 @@ def test_link_is_the_same_object() -> None:
 
 def test_existing_name_raises() -> None:
     def twice(file: Any) -> None:
-        objects.add_dataset(file, "data", np.arange(3))
-        objects.add_dataset(file, "data", np.arange(3))
+        nexus.add_dataset(file, "data", np.arange(3))
+        nexus.add_dataset(file, "data", np.arange(3))
 
     with pytest.raises((ValueError, OSError), match="exists"):
         written(twice)

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from rein.ops.trees import leaves
-from rein.store import windows as windows_module
+from rein.store import datasets as datasets_module
 from rein.store.reader import open_run
 from rein.testing.store import make_trajectory
 from tests.store.test_datasets import Known, simulate, write
@@ -19,7 +19,7 @@ from tests.store.test_datasets import Known, simulate, write
 @pytest.fixture(params=["in memory", "mapped"])
 def given(request: Any, monkeypatch: Any, tmp_path: Path) -> tuple[Path, list[Known]]:
     if request.param == "mapped":
-        monkeypatch.setattr(windows_module, "_SMALL", 0)
+        monkeypatch.setattr(datasets_module, "_SMALL", 0)
     trajectories, known = simulate(7, 11)
     return write(tmp_path / "run", trajectories, max_epochs=2), known
 
@@ -65,9 +65,9 @@ def test_padded_sequences_with_their_length_as_stride_contain_each_transition_on
     assert sorted(seen.tolist()) == sorted(k.observation for k in known)
 
 
-@pytest.mark.parametrize("small", [windows_module._SMALL, 0])
+@pytest.mark.parametrize("small", [datasets_module._SMALL, 0])
 def test_run_shorter_than_the_window_is_padded(tmp_path: Path, monkeypatch: Any, small: int) -> None:
-    monkeypatch.setattr(windows_module, "_SMALL", small)
+    monkeypatch.setattr(datasets_module, "_SMALL", small)
     trajectory = make_trajectory(1, steps=5)
     run = open_run(write(tmp_path / "run", [trajectory]))
     sequences = run.sequences(50, 50, fields=["reward"], pad=True)
@@ -75,7 +75,7 @@ def test_run_shorter_than_the_window_is_padded(tmp_path: Path, monkeypatch: Any,
 
 
 def test_padded_sequences_follow_one_environment_if_num_envs_changes(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(windows_module, "_SMALL", 0)
+    monkeypatch.setattr(datasets_module, "_SMALL", 0)
     given = [make_trajectory(1), make_trajectory(2, num_envs=5), make_trajectory(3)]
     run = open_run(write(tmp_path / "run", given, max_epochs=1))
     batch = run.sequences(4, 4, fields=["reward"], pad=True)[:]

@@ -19,11 +19,11 @@ import rein
 from rein.agents.q_learning import QLearning
 from rein.envs.gridworld import Gridworld
 from rein.errors import StoreError
+from rein.handlers import record_metrics as module
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate_every import evaluate_every
 from rein.loop.state import CLOCKS
-from rein.store import metrics as module
-from rein.store.format.objects import encode_name
+from rein.store.format.nexus import encode_name
 from rein.store.format.sealed import verify
 from rein.store.verify import verify_run
 from rein.testing.stateful import first_difference

@@ -12,7 +12,7 @@ import pytest
 
 from rein.errors import StoreError
 from rein.store.format import sealed
-from rein.store.format.sealed import USER_BLOCK, Memory, compose, remove_leftovers, verify, write_whole
+from rein.store.format.sealed import USER_BLOCK, compose, remove_leftovers, verify, write_whole
 
 
 class FaultySystem:
@@ -56,13 +56,6 @@ def test_raw_data_is_aligned(file):
         offset = opened["x"].id.get_offset()
     assert offset % 64 == 0
     assert np.array_equal(np.memmap(file, np.float32, "r", offset, (1000,)), np.arange(1000))
-
-
-def test_reused_memory_does_not_leak_into_a_file(file):
-    memory = Memory()
-    compose(lambda file: file.create_dataset("large", data=np.random.default_rng(0).random(100_000)), memory)
-    again = compose(lambda file: file.create_dataset("x", data=np.arange(1000, dtype=np.float32)), memory)
-    assert bytes(again) == bytes(sealed_file()) == file.read_bytes()
 
 
 def test_file_may_exceed_the_given_capacity():

@@ -19,11 +19,11 @@ import rein
 from rein.errors import CheckpointError
 from rein.replay import storage as blocks
 from rein.replay.replay import Replay
-from rein.store import shards
+from rein.store import checkpoint_file as shards
 from rein.store.checkpoint_file import look, read_checkpoint, write_checkpoint
 from rein.store.checkpoint_folder import Checkpoints
 from rein.store.format import sealed
-from rein.store.format.state import Held, Shard
+from rein.store.format.state_codec import Held, Shard
 from rein.store.loading import load, save
 from rein.testing.buffer_contract import make_transition
 from rein.testing.stateful import first_difference
@@ -401,9 +401,8 @@ def forged(path: Path, rows: Any) -> Path:
     ],
 )
 def test_checkpoint_with_invalid_rows_raises(tmp_path, rows, reason):
-    memory = shards.Memory()
     good = Shard(Held(torch.arange(12, dtype=torch.uint8).view(3, 4), "cpu"))
-    (name,) = shards.Shards(tmp_path).write({"x": good}, memory)
+    (name,) = shards.Shards(tmp_path).write({"x": good})
     assert read_checkpoint(forged(tmp_path / "good.h5", {"file": name})).state["x"].tolist()[0] == [0, 1, 2, 3]
     with pytest.raises(CheckpointError, match=rf"odd\.h5: .*{reason}"):
         read_checkpoint(forged(tmp_path / "odd.h5", {"file": name} | rows))

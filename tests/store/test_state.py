@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rein.store.format.sealed import USER_BLOCK
-from rein.store.format.state import _DTYPES, TRAILER_LENGTH, decode_state, encode_state, find_texts, snapshot
+from rein.store.format.state_codec import _DTYPES, TRAILER_LENGTH, decode_state, encode_state, find_texts, snapshot
 from rein.testing.stateful import first_difference
 
 

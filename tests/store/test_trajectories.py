@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rein.store.format.objects import decode_name, encode_name
+from rein.store.format.nexus import decode_name, encode_name
 from rein.store.hdf5 import HDF5Store
 from rein.testing.store import make_trajectory, with_fields
 

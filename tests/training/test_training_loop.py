@@ -22,8 +22,7 @@ from rein.envs.pendulum import Pendulum
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.stop_at import stop_at
-from rein.store.host_copy import to_host
-from rein.store.memory import MemoryStore
+from rein.store.memory_store import MemoryStore, to_host
 from rein.store.verify import verify_run
 from rein.testing.stateful import first_difference
 

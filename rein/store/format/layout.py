@@ -75,9 +75,9 @@ def describe(file: h5py.File) -> bytes:
     return encode({"datasets": datasets})
 
 
-def encode(found: Mapping[str, Any]) -> bytes:
+def encode(layout: Mapping[str, Any]) -> bytes:
     """Return the JSON of a layout and the line that ends the file."""
-    text = json.dumps(found, separators=(",", ":")).encode()
+    text = json.dumps(layout, separators=(",", ":")).encode()
     return text + _END.format(len(text)).encode()
 
 
@@ -122,13 +122,13 @@ def read_json(path: Path) -> tuple[bytes, int]:
         return file.read(length), size
 
 
-def _checked_datasets(found: Any, size: int) -> Tree:
+def _checked_datasets(datasets: Any, size: int) -> Tree:
     """Return the tree of datasets, all of which lie inside a file of `size` bytes. Raises ValueError otherwise."""
     tree: Tree = {"epochs": {"metrics": {}, "clocks": {}}, "episodes": {}, "trajectory": {}}
     taken: list[np.ndarray] = []
-    if len(found) > size // _HEADER:
-        raise ValueError(f"it has {len(found):,} datasets, more than its size allows")
-    for path, described in found.items():
+    if len(datasets) > size // _HEADER:
+        raise ValueError(f"it has {len(datasets):,} datasets, more than its size allows")
+    for path, described in datasets.items():
         *groups, name = path.split("/")
         path.encode()  # raises ValueError for names that cannot be printed
         if len(groups) > _DEPTH or not groups or groups[0] not in _ROOTS or "\0" in path or "" in (*groups, name):

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import hashlib
 import io
-import mmap
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -34,8 +33,7 @@ ALIGNMENT = 64  # bytes; a cache line, for vectorized loads from a memory map
 _HINT = b"The HDF5 image begins at byte 512; check it with: tail -c +513 FILE | sha256sum\n"
 _HEADER = re.compile(rb"#rein-hdf5 format (\d{1,9})\nlength (\d{1,18})\nsha256 ([0-9a-f]{64})\n")
 _TEMPORARY = re.compile(r"\..+\.tmp-(\d{1,9})")
-_RESERVE = 16 << 20  # bytes of address space in addition to the data; untouched pages use no memory
-_LARGE = 4 << 20  # bytes of data
+_RESERVE = 4 << 20  # bytes in addition to the data and the growth of its buffer
 
 _being_written: set[str] = set()  # temporary files that threads of this process are writing
 
@@ -130,8 +128,8 @@ def _open_checked(path: Path, limit: int = LARGEST) -> Iterator[tuple[io.Buffere
         raise StoreError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _compare(path: Path, found: str, promised: str) -> None:
-    if found != promised:
+def _compare(path: Path, sha256: str, promised: str) -> None:
+    if sha256 != promised:
         raise StoreError(f"{path}: is damaged: its SHA-256 is not the one in its user block")
 
 
@@ -204,122 +202,37 @@ def _is_stale(temporary: Path, pid: int) -> bool:
     return False
 
 
-class Memory:
-    """File object in memory for h5py. When reused, it costs one copy of each byte and no page faults.
-
-    HDF5's in-memory driver (`core`) is ten times slower. `view()` is the content, until the next `clear()`.
-    """
-
-    def __init__(self) -> None:
-        self._bytes = np.empty(0, np.uint8)
-        self._position = 0
-        self._end = 0
-
-    def clear(self, capacity: int = 0) -> None:
-        """Discard the content and make room for `capacity` bytes of data. More may be written.
-
-        A lack of memory must raise here, because HDF5 can crash if a write fails.
-        """
-        self._position = self._end = 0
-        if len(self._bytes) < capacity + _RESERVE:
-            self._bytes = _pages(capacity + _RESERVE)
-
-    def view(self) -> memoryview:
-        """Return the written bytes without a copy."""
-        return self._bytes[: self._end].data
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Set the position. See `io.RawIOBase.seek`."""
-        self._position = offset + (0, self._position, self._end)[whence]
-        return self._position
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._position
-
-    def read(self, size: int = -1) -> bytes:
-        """Read up to `size` bytes, by default all."""
-        stop = self._end if size < 0 else min(self._position + size, self._end)
-        data = self._bytes[self._position : stop].tobytes()
-        self._position += len(data)
-        return data
-
-    def readinto(self, buffer: Any) -> int:
-        """Read into `buffer`. Returns the number of bytes."""
-        data = self.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-    def write(self, data: Any) -> int:
-        """Write bytes at the position. A gap before them is filled with zeros."""
-        stop = self._position + len(data)
-        self._reserve(stop)
-        if self._position > self._end:
-            self._extend(self._position)
-        self._bytes.data[self._position : stop] = data
-        self._position, self._end = stop, max(self._end, stop)
-        return len(data)
+class _Memory(io.BytesIO):
+    """File object in memory for HDF5, which extends files with `truncate`."""
 
     def truncate(self, size: int | None = None) -> int:
-        """Set the length to `size`, by default to the position."""
-        size = self._position if size is None else size
-        self._extend(size)
-        self._end = size
-        return size
-
-    def flush(self) -> None:
-        """Do nothing."""
-
-    def _reserve(self, end: int) -> None:
-        if end > len(self._bytes):
-            grown = _pages(max(end, 2 * len(self._bytes)))
-            grown[: self._end] = self._bytes[: self._end]
-            self._bytes = grown
-
-    def _extend(self, end: int) -> None:
-        self._reserve(end)
-        self._bytes[self._end : end] = 0  # bytes of an earlier file must not leak into this one
-        self._end = max(self._end, end)
+        """Set the length to `size`. New bytes are zero."""
+        end = self.seek(0, os.SEEK_END)
+        self.write(bytes(max(0, (size or 0) - end)))
+        return super().truncate(size)
 
 
-def _pages(size: int) -> np.ndarray:
-    """Allocate bytes that return to the system when they are freed. With malloc, the memory of a long run may grow."""
-    private = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-    pages = mmap.mmap(-1, size, **private)
-    # huge pages halve the time of large allocations on Linux
-    if size > _RESERVE + _LARGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(pages, np.uint8)
-
-
-def compose(
-    build: Callable[[h5py.File], Any],
-    memory: Memory | None = None,
-    capacity: int = 0,
-    trailer: Callable[[], bytes] | None = None,
-) -> memoryview:
+def compose(build: Callable[[h5py.File], Any], capacity: int = 0, trailer: Callable[[], bytes] = bytes) -> memoryview:
     """Compose a sealed file in memory and return its bytes. Nothing is written to the disk.
 
     Args:
         build: function that fills the HDF5 file.
-        memory: memory to reuse. The returned view is valid until its next use.
-        capacity: approximate number of bytes of data.
+        capacity: approximate number of bytes of data. A lack of memory must raise here, because HDF5 can crash if a
+            write fails.
         trailer: function that returns bytes to append after the HDF5 part, where HDF5 readers do not look. The hash
             covers them.
 
     The default `libver` makes the file readable for every HDF5 version. Contiguous datasets are aligned for memory
-    maps.
+    maps. HDF5's in-memory driver (`core`) is ten times slower than a file object.
     """
-    memory = Memory() if memory is None else memory
-    memory.clear(capacity)
+    np.empty(capacity + capacity // 4 + _RESERVE, np.uint8)  # raises MemoryError
+    memory = _Memory()
     aligned = {"alignment_threshold": 1, "alignment_interval": ALIGNMENT}
     with h5py.File(memory, "w", userblock_size=USER_BLOCK, **aligned) as file:  # type: ignore[arg-type]  # h5py accepts file objects
         build(file)
-    if trailer is not None:
-        memory.seek(0, os.SEEK_END)
-        memory.write(trailer())
-    content = memory.view()
+    memory.seek(0, os.SEEK_END)
+    memory.write(trailer())
+    content = memory.getbuffer()
     sha256 = hashlib.sha256(content[USER_BLOCK:]).hexdigest()
     content[:USER_BLOCK] = user_block(len(content) - USER_BLOCK, sha256)
     return content

@@ -19,21 +19,20 @@ import numpy as np
 
 from rein.ops.trees import map_tree
 from rein.store.format.layout import CHUNK, MAX_ROWS, describe
-from rein.store.format.objects import (
+from rein.store.format.nexus import (
+    Shown,
     add_dataset,
     add_group,
     add_text,
-    allocate,
     encode_name,
+    interpretation,
     set_attributes,
-    write_rows,
+    write_views,
 )
-from rein.store.format.sealed import FORMAT, Memory, compose
-from rein.store.format.views import Shown, interpretation, write_views
+from rein.store.format.sealed import FORMAT, compose
 from rein.types import EPISODE_COLUMNS, Trajectory, Tree
 
 _SMALL = 4096  # bytes; for smaller datasets, a chunk index costs more than gzip gains
-_LARGE = 1 << 16  # bytes; a write to a dataset costs as much as copying this many bytes
 
 
 class Part(NamedTuple):
@@ -46,12 +45,7 @@ class Part(NamedTuple):
 WHOLE = Part()
 
 
-def compose_trajectories(
-    epochs: Sequence[Trajectory],
-    part: Part = WHOLE,
-    run: str | None = None,
-    memory: Memory | None = None,
-) -> memoryview:
+def compose_trajectories(epochs: Sequence[Trajectory], part: Part = WHOLE, run: str | None = None) -> memoryview:
     """Return the bytes of a file with these epochs, which must have the same `structure`. `run` is `run.json`."""
     layout: list[bytes] = []
 
@@ -59,7 +53,7 @@ def compose_trajectories(
         _write_trajectories(file, epochs, part, run)
         layout.append(describe(file))
 
-    return compose(build, memory, capacity=sum(map(size_of, epochs)), trailer=lambda: layout[0])
+    return compose(build, sum(map(size_of, epochs)), lambda: layout[0])
 
 
 def _write_trajectories(file: h5py.File, epochs: Sequence[Trajectory], part: Part, run: str | None) -> None:
@@ -139,20 +133,6 @@ def _write(group: h5py.Group, name: str, array: np.ndarray) -> h5py.Dataset:
     return add_dataset(group, name, array, chunks=chunks)
 
 
-def _write_joined(group: h5py.Group, name: str, parts: list[np.ndarray]) -> h5py.Dataset:
-    if len(parts) == 1:
-        return _write(group, name, parts[0])
-    rows, size = sum(map(len, parts)), sum(part.nbytes for part in parts)
-    if parts[0].dtype.kind != "f" or size < len(parts) * _LARGE:
-        return _write(group, name, np.concatenate(parts))
-    dataset = allocate(group, name, (rows, *parts[0].shape[1:]), parts[0].dtype)  # avoids a copy of all data
-    first = 0
-    for part in parts:
-        write_rows(dataset, first, part)
-        first += len(part)
-    return dataset
-
-
 def _write_fields(group: h5py.Group, trees: list[Any]) -> dict[str, Any]:
     """Write the fields of all epochs and return the datasets by name."""
     written: dict[str, Any] = {}
@@ -161,7 +141,7 @@ def _write_fields(group: h5py.Group, trees: list[Any]) -> dict[str, Any]:
         if isinstance(parts[0], Mapping):
             written[name] = _write_fields(add_group(group, name, "NXcollection"), parts)
             continue
-        written[name] = dataset = _write_joined(group, name, parts)
+        written[name] = dataset = _write(group, name, np.concatenate(parts))
         attributes: dict[str, Any] = {"dims": ["step", "env", *(f"d{i}" for i in range(dataset.ndim - 2))]}
         if how := interpretation(dataset.shape):
             attributes["interpretation"] = how
@@ -202,8 +182,8 @@ def _write_epochs(
         for name in ("metrics", "clocks")
     )
     following = [epoch.next_observation for epoch in epochs]
-    known = next((tree for tree in following if tree is not None), None)
-    blank = map_tree(lambda array: np.full_like(array, np.nan if array.dtype.kind == "f" else 0), known)
+    stored = next((tree for tree in following if tree is not None), None)
+    blank = map_tree(lambda array: np.full_like(array, np.nan if array.dtype.kind == "f" else 0), stored)
     _write_trees(group, "next_observation", [blank if tree is None else tree for tree in following], np.stack)
     return written["number"], metrics
 

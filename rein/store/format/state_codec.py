@@ -25,9 +25,8 @@ from torch import Tensor
 
 from rein.files import check_values, decode_json
 from rein.ops.trees import map_tree
-from rein.store.format.objects import add_group, add_text, encode_name
-from rein.store.format.sealed import FORMAT, USER_BLOCK, Memory, compose
-from rein.store.format.views import write_plot
+from rein.store.format.nexus import add_group, add_text, encode_name, write_plot
+from rein.store.format.sealed import FORMAT, USER_BLOCK, compose
 
 _NATIVE = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float32", "float64")
 _AS_BITS = ("float16", "bfloat16", "complex32", "complex64", "complex128")  # viewers cannot show these types
@@ -55,7 +54,7 @@ class Held(NamedTuple):
 
 
 class Shard:
-    """Tensor in a separate file (`rein.store.shards`): `held` until it is written, then the `name` of the file."""
+    """Tensor in a row file: `held` until the file is written, then the `name` of the file."""
 
     def __init__(self, held: Held) -> None:
         self.held: Held | None = held
@@ -82,7 +81,7 @@ def snapshot(state: Any, hold: Callable[[Any], Any] = hold) -> Any:
     return map_tree(hold, state)
 
 
-def encode_state(state: Any, about: Mapping[str, Any], memory: Memory | None = None) -> memoryview:
+def encode_state(state: Any, about: Mapping[str, Any]) -> memoryview:
     """Return the bytes of a file that holds `state`: dictionaries with string keys, lists, tensors, arrays and JSON.
 
     `about` must be JSON. Raises TypeError or ValueError with the path of a value that cannot be stored.
@@ -102,8 +101,7 @@ def encode_state(state: Any, about: Mapping[str, Any], memory: Memory | None = N
     def trailer() -> bytes:
         return _TRAILER.format(*texts["about"], *texts["structure"]).encode()
 
-    size = sum(array.nbytes for array, _ in datasets.values())
-    return compose(build, memory, capacity=size, trailer=trailer)
+    return compose(build, sum(array.nbytes for array, _ in datasets.values()), trailer)
 
 
 def decode_state(content: bytearray, rows: Callable[[str], Tensor] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -159,13 +157,13 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 
-def _number(found: dict[str, Any]) -> Any:
+def _number(described: dict[str, Any]) -> Any:
     """Return the number that a dictionary represents, or the dictionary if it represents none."""
-    if found.keys() != {_FLOAT}:
-        return found
-    if found[_FLOAT] not in list(_NONFINITE):
-        raise ValueError(f"{found[_FLOAT]!r:.80} is not a number")
-    return _NONFINITE[found[_FLOAT]]
+    if described.keys() != {_FLOAT}:
+        return described
+    if described[_FLOAT] not in list(_NONFINITE):
+        raise ValueError(f"{described[_FLOAT]!r:.80} is not a number")
+    return _NONFINITE[described[_FLOAT]]
 
 
 def _json(value: Any) -> Any:
@@ -276,10 +274,10 @@ def _decode(value: Any, take: Callable[[str, Mapping[str, Any]], Tensor]) -> Any
 def _check_rows(described: Mapping[str, Any], rows: Callable[[str], Tensor] | None) -> Tensor:
     if rows is None:
         raise ValueError("it refers to another file, which is not allowed here")
-    found = rows(str(described["file"]))
-    if [*found.shape] != described["shape"] or found.dtype != _DTYPES[described["dtype"]]:
+    tensor = rows(str(described["file"]))
+    if [*tensor.shape] != described["shape"] or tensor.dtype != _DTYPES[described["dtype"]]:
         raise ValueError(f"the rows in {described['file']} have another shape or dtype than described")
-    return found
+    return tensor
 
 
 def _decode_tensor(described: Mapping[str, Any], content: bytearray) -> Tensor:

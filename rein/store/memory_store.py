@@ -1,4 +1,4 @@
-"""Copy trajectories to NumPy arrays in host memory, check them, and blank the rows that are not valid.
+"""Copy trajectories to NumPy arrays in host memory, and a store that keeps these copies.
 
 Shapes: T steps, N environments, E episodes.
 """
@@ -13,9 +13,10 @@ import torch
 from gymnasium.spaces import Space
 from torch import Tensor
 
-from rein.ops.trees import leaves
+from rein.errors import StoreError
+from rein.ops.trees import leaves, map_tree, pack, unpack
 from rein.spaces import children
-from rein.types import Episodes, Trajectory, Tree
+from rein.types import NAMED_TUPLES, Episodes, Trajectory, Tree
 
 _LEVELS = 31  # of nested dictionaries: `rein.store.format.layout` reads at most 32 nested groups
 _WIDENED = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # viewers cannot show half precision
@@ -30,6 +31,58 @@ _EPISODE_TYPES = dict(
     terminated=np.bool_,
     truncated=np.bool_,
 )
+
+
+class MemoryStore:
+    """Store that keeps a copy of every epoch in the list `trajectories`, as NumPy arrays."""
+
+    def __init__(self) -> None:
+        self.trajectories: list[Trajectory] = []
+        self._closed = False
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Configuration: empty."""
+        return {}
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({len(self.trajectories)} epochs)"
+
+    def begin(self, epochs: int) -> None:
+        """Prepare for a run that has ended `epochs` epochs. Raises ValueError if the store holds later epochs."""
+        if self.trajectories and (last := self.trajectories[-1].epoch) > epochs:
+            raise ValueError(
+                f"MemoryStore: holds {last} epochs of another loop, but this loop has ended {epochs}; continue the "
+                "other loop with loop.run(epochs=...), or use a separate store for this loop"
+            )
+
+    def check_spaces(self, spaces: Mapping[str, Space[Any]]) -> None:
+        """Raise ValueError if the space of a field contains a name that cannot be stored."""
+        for field, space in spaces.items():
+            check_names(space, field)
+
+    def append(self, trajectory: Trajectory) -> None:
+        """Append a copy of one epoch."""
+        if self._closed:
+            raise StoreError("MemoryStore: the store is closed")
+        if self.trajectories and trajectory.epoch <= (last := self.trajectories[-1].epoch):
+            raise ValueError(f"MemoryStore: got epoch {trajectory.epoch} after epoch {last}; use one store per run")
+        self.trajectories.append(to_host(trajectory))
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Refuse further epochs. The trajectories stay. A second call does nothing."""
+        self._closed = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all trajectories."""
+        return {"trajectories": [pack(map_tree(_to_tensor, trajectory)) for trajectory in self.trajectories]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace the trajectories with those of `state`."""
+        self.trajectories = [to_host(unpack(packed, NAMED_TUPLES)) for packed in state["trajectories"]]
 
 
 def to_host(trajectory: Trajectory, names: Collection[str] | None = None) -> Trajectory:
@@ -139,3 +192,9 @@ def _checked(name: Any, path: str, level: int) -> Any:
 def _blank(arrays: list[np.ndarray], invalid_TN: np.ndarray) -> None:
     for array in arrays:
         array[invalid_TN] = np.nan if array.dtype.kind == "f" else 0
+
+
+def _to_tensor(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind == "S":
+        return leaf.astype(str).tolist()
+    return leaf if isinstance(leaf, (str, int, float)) else torch.from_numpy(leaf)

@@ -1,24 +1,108 @@
-"""Plots for HDF5 viewers: NXdata groups that H5Web, silx and NeXpy draw when a file is opened.
+"""Objects of HDF5 files with NeXus classes, and plots for HDF5 viewers.
 
-A view hard-links its data and axes, so no data is stored twice. `docs/reference/file_format.md` lists the attributes,
-which were chosen by rendering files with each viewer.
+The plots are NXdata groups that H5Web, silx and NeXpy draw when a file is opened. A view hard-links its data and axes,
+so no data is stored twice. `docs/reference/file_format.md` lists the attributes, which were chosen by rendering files
+with each viewer.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
 import h5py
 import numpy as np
+from h5py import h5a, h5d, h5p, h5s, h5t  # type: ignore[attr-defined]  # no stubs
 
 from rein.loop.state import CLOCKS
-from rein.store.format.objects import add_dataset, add_group, add_text, encode_name, link, set_attributes
 from rein.store.format.sealed import FORMAT
 
+_LEVEL = 1  # of gzip
+_TEXT = h5py.string_dtype()
+_READABLE = " !#$&'()*+,;=:@[]{}<>|^"  # characters that names of metrics and clocks keep
 _RESERVED = ("step", "env", "row", "epoch", "title")  # names of a view's axes and title
 _FIRST = ("evaluation_return", "episode_return")  # preferred curves to open with
 _NO_METRICS = ("epoch", "status", *CLOCKS)
+
+
+def add_group(parent: h5py.Group, name: str, nexus_class: str, **attributes: Any) -> h5py.Group:
+    """Create a group with its NeXus class. Viewers that know NeXus ignore groups without one."""
+    group = parent.create_group(name)
+    set_attributes(group, NX_class=nexus_class, **attributes)
+    return group
+
+
+def add_dataset(group: h5py.Group, name: str, array: np.ndarray, chunks: tuple[int, ...] | None = None) -> h5py.Dataset:
+    """Create and write a dataset: contiguous, or in chunks of shape `chunks` with shuffle and gzip.
+
+    Every chunk is compressed here. HDF5's filter would store chunks uncompressed that compression does not shrink.
+    """
+    if chunks is None:
+        return group.create_dataset(name, data=array, track_times=False)  # equal data gives equal bytes
+    filters: dict[str, Any] = dict(chunks=chunks, shuffle=True, compression="gzip", compression_opts=_LEVEL)
+    dataset = group.create_dataset(name, array.shape, array.dtype, track_times=False, **filters)
+    for first in itertools.product(*map(range, (0,) * array.ndim, array.shape, chunks)):
+        part = array[tuple(slice(a, a + size) for a, size in zip(first, chunks, strict=True))]
+        if part.shape != chunks:  # HDF5 pads the last chunks
+            part = np.pad(part, [(0, whole - size) for whole, size in zip(chunks, part.shape, strict=True)])
+        dataset.id.write_direct_chunk(first, _compress(part))
+    return dataset
+
+
+def _compress(chunk: np.ndarray) -> bytes:
+    """Return a chunk in the encoding of HDF5's filters shuffle and gzip."""
+    bytes_VW = np.ascontiguousarray(chunk).reshape(-1, 1).view(np.uint8)
+    return zlib.compress(np.ascontiguousarray(bytes_VW.T).data, _LEVEL)
+
+
+# A file has hundreds of attributes and texts. h5py's high-level API takes 1.3 times as long to make a file.
+
+
+def add_text(group: h5py.Group, name: str, text: str) -> None:
+    """Add a string dataset of fixed length, because PyTables cannot read others."""
+    data = text.encode()
+    kind = h5t.py_create(h5py.string_dtype(length=len(data)), logical=True)
+    created = h5d.create(group.id, name.encode(), kind, _space(()), _without_times())
+    created.write(h5s.ALL, h5s.ALL, np.array(data), mtype=kind)
+
+
+def set_attributes(node: h5py.Group | h5py.Dataset, **attributes: str | Sequence[str] | int) -> None:
+    """Create attributes: a string, a list of strings or an integer."""
+    for name, value in attributes.items():
+        array = np.array(value, None if isinstance(value, int) else _TEXT)
+        attribute = h5a.create(node.id, name.encode(), _type(array.dtype), _space(array.shape))
+        attribute.write(array)
+
+
+@functools.lru_cache(8)
+def _type(dtype: np.dtype) -> h5t.TypeID:
+    return h5t.py_create(_TEXT if dtype.kind == "O" else dtype, logical=True)
+
+
+@functools.lru_cache(64)
+def _space(shape: tuple[int, ...]) -> h5s.SpaceID:
+    return h5s.create_simple(shape) if shape else h5s.create(h5s.SCALAR)
+
+
+@functools.cache
+def _without_times() -> Any:
+    properties = h5p.create(h5p.DATASET_CREATE)
+    properties.set_obj_track_times(False)
+    return properties
+
+
+def encode_name(name: str) -> str:
+    """Encode a metric's name as the name of a dataset. "/", which HDF5 reserves, becomes %2F."""
+    return quote(name, safe=_READABLE) if name.strip(".") else name.replace(".", "%2E")
+
+
+def decode_name(name: str) -> str:
+    """Invert `encode_name`."""
+    return unquote(name)
 
 
 def interpretation(shape: Sequence[int]) -> str | None:
@@ -92,15 +176,15 @@ def write_view(
     view = add_group(views, name, "NXdata", signal=signal, axes=over, **attributes)
     add_text(view, "title", title)
     for key, target in {signal: shown, **axes}.items():
-        link(view, key, target)
+        view[key] = target  # a hard link
     return view
 
 
 def _field_to_open_with(names: Sequence[str], fields: Mapping[str, Any]) -> str | None:
     """Return the view of the rewards, or of an observation if all rewards are equal."""
     rewards = fields["reward"][()] if "reward" in names else np.empty(0)
-    known = rewards[np.isfinite(rewards)]
-    if known.size and (known != known[0]).any():
+    finite = rewards[np.isfinite(rewards)]
+    if finite.size and (finite != finite[0]).any():
         return "reward"
     return next((name for name in names if name.split("/")[0] == "observation"), next(iter(names), None))
 
@@ -237,17 +321,17 @@ def _draw_metrics(views: h5py.Group, columns: Mapping[str, _Column]) -> list[str
 
 def _draw(views: h5py.Group, name: str, column: _Column, axis_name: str, axis: _Column, title: str) -> bool:
     """Write a view of a column over an axis if it has two finite values. Missing values are left out of a copy."""
-    known = np.isfinite(column.values)
-    if known.sum() < 2:
+    finite = np.isfinite(column.values)
+    if finite.sum() < 2:
         return False
     signal = f"{name}_metric" if name in (axis_name, "title") else name
-    if known.all():
+    if finite.all():
         write_view(views, name, signal, column.dataset, {axis_name: axis.dataset}, title)
         return True
     view = add_group(views, name, "NXdata", signal=signal, axes=[axis_name])
     add_text(view, "title", title)
     for key, whole in ((signal, column), (axis_name, axis)):
-        set_attributes(add_dataset(view, key, whole.values[known]), long_name=whole.title)
+        set_attributes(add_dataset(view, key, whole.values[finite]), long_name=whole.title)
     return True
 
 
