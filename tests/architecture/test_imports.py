@@ -49,7 +49,7 @@ LEAVES = {
     "envs/probes": {"base"},
     "handlers": {"improvement", "output", "loggers"},
     "handlers/loggers": {"attach", "logger_thread", "media"},
-    "recipes": {"base", "tasks"},
+    "recipes": {"recipe", "tasks"},
 }
 
 # Third-party packages that only these subpackages may import. The longest matching name applies.

@@ -14,8 +14,8 @@ from rich.file_proxy import FileProxy
 
 import rein
 from rein.cli import main
-from rein.cli.options import parse
-from rein.cli.recipes import find, recipe_names
+from rein.cli.arguments import parse_options
+from rein.cli.catalog import find, recipe_names
 
 MODULE = """
 import rein
@@ -84,7 +84,7 @@ def test_env_steps_end_a_run(work_folder, capsys):
 def test_parameters_of_a_custom_function_are_flags(work_folder, capsys):
     main(["train", "my_module:make_loop", "--steps", "5", "--quiet", "--epochs", "4"])
     assert "completed" in capsys.readouterr().out
-    assert parse(find("my_module:make_loop"), "x", ["--steps", "7"])["steps"] == 7
+    assert parse_options(find("my_module:make_loop"), "x", ["--steps", "7"])["steps"] == 7
 
 
 def test_help_lists_custom_and_common_options(work_folder, capsys):

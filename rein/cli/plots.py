@@ -11,9 +11,8 @@ import numpy as np
 import torch
 import tyro
 
-from rein.cli.options import arguments_of
-from rein.cli.output import printable, say
 from rein.cli.rebuild import environment_of, part_type, recipe_loop
+from rein.cli.terminal import printable, say
 from rein.envs.gridworld import Gridworld
 from rein.files import absolute, short
 from rein.integrations.learners import draw_learners, read_learners
@@ -31,12 +30,7 @@ _BOARDS = 6
 _GRIDWORLD = f"{Gridworld.__module__}.{Gridworld.__qualname__}"
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run `rein plot RUN [RUN ...]`."""
-    _options(**arguments_of(_options, "rein plot", arguments))
-
-
-def _options(
+def plot(
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
     *,
     metric: str | None = None,
@@ -107,9 +101,9 @@ def _curves(runs: Sequence[Path], metric: str | None, clock: str, on_screen: boo
 
 def _learners(runs: Sequence[Path], option: str, metric: str | None, on_screen: bool) -> tuple[Any, str]:
     option = option.replace("-", "_")
-    found = {str(short(run)): read_learners(absolute(run), option, metric) for run in runs}
+    learners = {str(short(run)): read_learners(absolute(run), option, metric) for run in runs}
     figure = make_figure(8.0, 5.0, on_screen=on_screen)
-    draw_learners(figure.add_subplot(), found, option=option, metric=metric)
+    draw_learners(figure.add_subplot(), learners, option=option, metric=metric)
     return figure, option
 
 
@@ -128,10 +122,10 @@ def _fields(run: Run, numbers: Sequence[int], name: str, on_screen: bool) -> tup
 def _parts(run: Run, episode: Episode, name: str) -> list[tuple[str, Any]]:
     """Return the arrays of a field with their paths. A nested field has several arrays."""
     every = dict(_by_path(episode.fields))
-    found = [(path, array) for path, array in every.items() if path == name or path.startswith(f"{name}/")]
-    if not found:
+    parts = [(path, array) for path, array in every.items() if path == name or path.startswith(f"{name}/")]
+    if not parts:
         raise ValueError(f"{run.path}: no field {name!r}; the fields are {', '.join(every)}")
-    return found
+    return parts
 
 
 def _by_path(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -179,16 +173,16 @@ def _path_of(run: Run, number: int, size: int) -> tuple[np.ndarray[Any, Any], tu
 
 def _values(run: Run, checkpoint: Path | None, on_screen: bool) -> tuple[Any, str]:
     _check_gridworld(run)
-    found = find_checkpoint(checkpoint or run.path)
+    saved = find_checkpoint(checkpoint or run.path)
     board_of = environment_of(run)
-    targets, look = board_of.possible_targets, _values_of(run, found, board_of.size)
+    targets, look = board_of.possible_targets, _values_of(run, saved, board_of.size)
     if len(targets) > _BOARDS:
         raise ValueError(f"{run.path}: has {len(targets)} targets; at most {_BOARDS} can be plotted")
     boards = [look(target) for target in targets]
     figure = make_figure(7.0 * len(boards), 6.0, on_screen=on_screen)
     for axes, target, board in zip(figure.subplots(1, len(boards), squeeze=False)[0], targets, boards, strict=True):
         draw_values(axes, board, target=target)
-        axes.set_title(f"{found.path.stem}: action values; arrow: best action", fontsize="medium")
+        axes.set_title(f"{saved.path.stem}: action values; arrow: best action", fontsize="medium")
     return figure, "values"
 
 
