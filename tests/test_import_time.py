@@ -43,6 +43,18 @@ def test_ppo_run_imports_no_compiler(tmp_path: Path) -> None:
     assert {"sympy", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"}.isdisjoint(result.stdout.split())
 
 
+def test_general_help_and_list_of_recipes_do_not_import_torch() -> None:
+    program = """
+import contextlib, io, sys
+from rein.cli import main
+for words in ["--help"], ["train", "--help"], ["resume", "--help"], ["sweep", "--help"], ["list"]:
+    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+        main(words)
+    print(len(text.getvalue()) > 100, "torch" in sys.modules)
+"""
+    assert output_of(program) == ["True", "False"] * 5
+
+
 @pytest.mark.default_cases("enable")
 @pytest.mark.parametrize("before", ["enable", "disable"])
 def test_import_of_rein_restores_garbage_collector(before: str) -> None:

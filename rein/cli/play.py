@@ -234,8 +234,7 @@ def replay_episodes(
         say(_result_line(result))
     if video is not None:
         say(f"video: {video}")
-    if any(result.difference is not None for result in results):
-        raise SystemExit(1)
+    raise SystemExit(int(any(result.difference is not None for result in results)))
 
 
 def _result_line(result: Replay) -> str:

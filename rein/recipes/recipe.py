@@ -137,7 +137,7 @@ class Builder:
         computed: dict[str, Any] = {}
         if "rollout_steps" in agent_options and self.options.get("rollout_steps") is None:
             computed["rollout_steps"] = self.options["iterations"]
-        if "epsilon_env_steps" in self.options:
+        if "epsilon" in agent_options and EPSILON.keys() <= self.options.keys():
             computed["epsilon"] = linear(1.0, self.options["epsilon"], env_steps=self.options["epsilon_env_steps"])
         return _Agent(agent_class, self._options_in(agent_options, computed | replaced))
 

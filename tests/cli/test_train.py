@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ from rich.file_proxy import FileProxy
 import rein
 from rein.cli import main
 from rein.cli.arguments import parse_options
-from rein.cli.catalog import find, recipe_names
+from rein.cli.catalog import describe, find, recipe_names
 
 MODULE = """
 import rein
@@ -132,6 +134,17 @@ def test_list_names_every_recipe(capsys):
     shown = capsys.readouterr().out
     assert all(name in shown for name in recipe_names())
     assert {"cartpole", "gridworld", "taxi"} <= set(recipe_names())
+
+
+def test_descriptions_in_the_list_are_those_of_the_recipes():
+    assert {name: describe(name) for name in recipe_names()} == {
+        name: inspect.getdoc(find(name)).partition("\n")[0] for name in recipe_names()
+    }
+
+
+def test_every_module_with_a_recipe_is_in_the_list():
+    modules = {module.name for module in pkgutil.iter_modules(rein.recipes.__path__)}
+    assert {find(name).__module__.rpartition(".")[2] for name in recipe_names()} == modules - {"recipe", "tasks"}
 
 
 def test_usage_and_version_are_printed(capsys):
