@@ -208,7 +208,8 @@ def _parse(
     }
     options.__doc__ = "\n".join([description, "", "Args:", *(f"    {key}: {texts[key]}" for key in texts)])
     flags = [word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")]
-    command, errors = program.removeprefix("rein "), io.StringIO()
+    command = program.removeprefix("rein ")
+    errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             values = tyro.cli(options, prog=program, args=list(words))

@@ -54,7 +54,8 @@ def export(
         author: author of the dataset.
         description: description of the dataset.
     """
-    kind, names = to[0], to[1:]
+    kind = to[0]
+    names = to[1:]
     if kind == "minari" and len(names) == 1:
         _export_episodes(run, names[0], agent, environment, author, description)
     elif kind in _POLICIES and len(names) <= 1:
@@ -95,7 +96,8 @@ def _export_episodes(
     stored = open_run(run)
     made = environment_of(stored, environment)
     try:
-        spaces, spec = (made.single_observation_space, made.single_action_space), spec_of(made)
+        spaces = (made.single_observation_space, made.single_action_space)
+        spec = spec_of(made)
         rows = None if agent is None else _rows_of(agent, agents_per_world(made), num_envs_of(stored))
     finally:
         getattr(made, "close", lambda: None)()

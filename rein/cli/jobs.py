@@ -19,7 +19,7 @@ import attrs
 import numpy as np
 import torch
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from rein.cli import END_WITH_PARENT
 from rein.cli.arguments import several, source
@@ -87,10 +87,11 @@ class Job:
         column = self.columns.get(metric, np.empty(0))
         return float(column[np.isfinite(column)][-1]) if np.isfinite(column).any() else math.nan
 
-    def text(self) -> str:
-        """Return env steps and score."""
+    @property
+    def progress(self) -> list[str]:
+        """Env steps, and the score if there is one."""
         scores = [f"{metric} {value:.5g}" for metric in METRICS if not math.isnan(value := self.score(metric))]
-        return ", ".join([f"{self.env_steps:,} env steps", *scores[:1]])
+        return [f"{self.env_steps:,} env steps", *scores[:1]]
 
     def output(self) -> list[str]:
         """Return the lines that the process has written."""
@@ -219,12 +220,19 @@ class Display:
     """Bars for the running jobs on a terminal, and a line for each job that has ended."""
 
     def __init__(self, total: int, *, quiet: bool) -> None:
-        self._total, self._quiet = total, quiet
+        self._total = total
+        self._quiet = quiet
         self._ended = 0
-        texts = [TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[text]")]
-        self._bars = Progress(texts[0], BarColumn(20), texts[1], auto_refresh=False, transient=True)
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(20),
+            TextColumn("{task.fields[steps]}", table_column=Column(justify="right")),
+            TextColumn("{task.fields[score]}"),
+            auto_refresh=False,
+            transient=True,
+        )
         self._tasks: dict[Job, TaskID] = {}
-        self._all = self._bars.add_task("all", total=total, text="")
+        self._all = self._bars.add_task("all", total=total, steps="", score="")
 
     def __enter__(self) -> None:
         if not self._quiet and sys.stdout.isatty():
@@ -236,16 +244,17 @@ class Display:
 
     def begin(self, job: Job) -> None:
         """Show a job that has started."""
-        self._tasks[job] = self._bars.add_task(job.label, total=None, text="")
+        self._tasks[job] = self._bars.add_task(job.label, total=None, steps="", score="")
 
     def draw(self, running: Collection[Job]) -> None:
         """Draw the bars."""
         shares = {job: job.share for job in running if not math.isnan(job.share)}
         for job in running:
-            total = {"total": 1.0} if job in shares else {}
-            self._bars.update(self._tasks[job], completed=shares.get(job, 0.0), text=job.text(), **total)
+            texts = dict(zip(("steps", "score"), job.progress, strict=False))
+            total = 1.0 if job in shares else None  # a bar without a limit pulses
+            self._bars.update(self._tasks[job], total=total, completed=shares.get(job, 0.0), **texts)
         completed = self._ended + sum(shares.values())
-        self._bars.update(self._all, completed=completed, text=f"{self._ended} of {self._total}")
+        self._bars.update(self._all, completed=completed, steps=f"{self._ended} of {self._total}")
         self._bars.refresh()
 
     def stop(self, number: int) -> None:
@@ -258,7 +267,8 @@ class Display:
         self._ended += 1
         self._bars.remove_task(self._tasks.pop(job))
         if not self._quiet:
-            say(f"{job.label}: {job.status}, {job.text()}" + (f": {job.error()}" if job.status == "failed" else ""))
+            error = f": {job.error()}" if job.status == "failed" else ""
+            say(f"{job.label}: {', '.join([job.status, *job.progress])}{error}")
 
 
 def train_seeds(name: str, words: Sequence[str], before: Recipe | None, origin: Sequence[str]) -> None:
@@ -273,7 +283,8 @@ def train_seeds(name: str, words: Sequence[str], before: Recipe | None, origin: 
             raise ValueError(f"--seeds: {name} has no parameter `{option}`")
     if "--seed" in plan.flags and (before is None or "--seed" in flags_of(words)):
         raise ValueError("--seeds and --seed: give one of the two")
-    at_most, folder = count_processes(plan, len(seeds)), _folder_of_runs(plan)
+    at_most = count_processes(plan, len(seeds))
+    folder = _folder_of_runs(plan)
     rest = [word for word in words if word not in ("--quiet", "--resume")]
     for flag in ("--seeds", "--jobs", "--run"):
         take(rest, flag)
@@ -315,7 +326,8 @@ def parse_seeds(text: str) -> list[int]:
 
 def _folder_of_runs(plan: Plan) -> Path:
     """Return the folder for the folders of the runs."""
-    run, resumes = plan.options["run"], plan.options["resume"]
+    run = plan.options["run"]
+    resumes = plan.options["resume"]
     if run is None:
         return free_folder(usual_folder(plan.name))
     if not resumes and run.expanduser().exists():

@@ -96,7 +96,8 @@ def read_run(path: Path, named: str | None = None, command: str = "resume") -> R
     `command` is the command that uses it. Raises StoreError if `run.json` cannot be read or has no recipe. Raises
     ValueError if the recipe is not one of rein's and the user has not `named` it.
     """
-    file, purpose = path / "run.json", "resumed" if command == "resume" else "repeated"
+    file = path / "run.json"
+    purpose = "resumed" if command == "resume" else "repeated"
     try:
         config = read_json(file)["parts"]["recipe"]["config"]
         name, options, flags = config["name"], config["options"], config["given"]
@@ -137,7 +138,8 @@ def read_config(path: Path, named: str | None = None, command: str = "train") ->
 
 def read_source(words: list[str], named: str | None, command: str) -> tuple[Recipe | None, list[str]]:
     """Remove `--config FILE` or `--like RUN` from `words`. Returns the options there, and the removed words."""
-    file, run = take(words, "--config"), take(words, "--like")
+    file = take(words, "--config")
+    run = take(words, "--like")
     if file is not None and run is not None:
         raise ValueError(f"rein {command} --config {file} --like {run}: give one of the two")
     if file is not None:
@@ -216,9 +218,11 @@ def make_plan(
     If `words` contain a limit (epochs or env steps), the limits of `before` do not apply. `also` declares further
     options of the command.
     """
-    function, words = find(name), list(words)
+    function = find(name)
+    words = list(words)
     own = inspect.signature(function).parameters
-    params, file = take_all(words, "--param"), None
+    params = take_all(words, "--param")
+    file = None
     param_flags = flags = flags_of(words)
     stored: dict[str, Any] = {}
     if before is not None:
@@ -227,7 +231,9 @@ def make_plan(
         values = {key: value for key, value in before.options.items() if key != "param"}
         stored = {"stored": values, "file": before.source}
         if not params:
-            params, file, param_flags = _params_of(before), before.source, flags
+            params = _params_of(before)
+            file = before.source
+            param_flags = flags
     options = parse_options(function, f"rein {command} {name}", words, **stored, also=also)
     _check(name, options, own)
     if options.get("learners", 1) != 1 and "--stop-when-solved" not in flags and "stop_when_solved" in own:
@@ -240,7 +246,8 @@ def make_plan(
 
 def call_recipe(plan: Plan, **arguments: Any) -> Any:
     """Call the recipe of a plan with these arguments, and with the options that differ from their defaults."""
-    options, parameters = {**plan.options, **plan.each}, plan.parameters
+    options = {**plan.options, **plan.each}
+    parameters = plan.parameters
     return plan.function(
         **arguments,
         **{key: value for key, value in options.items() if key in parameters and value != parameters[key].default},
@@ -255,7 +262,8 @@ def _params_of(recipe: Recipe) -> list[str]:
     params = recipe.options.get("param", [])
     if not (isinstance(params, list) and all(isinstance(text, str) and text.isprintable() for text in params)):
         raise ValueError(f"{recipe.source}: param is not a list of texts; set --param")
-    choices, characters = sum(text.count("|") + 1 for text in params), sum(map(len, params))
+    choices = sum(text.count("|") + 1 for text in params)
+    characters = sum(map(len, params))
     if choices > _MOST_CHOICES or characters > _MOST_CHARACTERS:
         most = f"at most {_MOST_CHOICES} and {_MOST_CHARACTERS:,} are read from a file; set --param"
         raise ValueError(f"{recipe.source}: param has {choices:,} choices and {characters:,} characters; {most}")
@@ -341,7 +349,8 @@ class Space:
 
 def refuse_repeated(spaces: Sequence[Space], flags: Sequence[str], file: str | None = None) -> None:
     """Raise ValueError if an option of `spaces`, perhaps from a file, is that of another space or one of the flags."""
-    names, where = [space.name for space in spaces], "" if file is None else f" in {file}"
+    names = [space.name for space in spaces]
+    where = "" if file is None else f" in {file}"
     for name in names:
         if names.count(name) > 1 or not {written(name, True), written(f"no_{name}", True)}.isdisjoint(flags):
             advice = "give either its values or a single value"
@@ -361,7 +370,8 @@ def _values_of_learners(
     The values of the first option are in ascending order. Those of each further option are in a random order that
     depends on the seed, so that the options are not correlated. Values in `texts` that come from a file are checked.
     """
-    learners, each = options.get("learners", 1), dict[str, list[Any]]()
+    learners = options.get("learners", 1)
+    each = dict[str, list[Any]]()
     can_differ = getattr(function, "per_learner", ())
     if not isinstance(learners, int) or learners < 2:
         raise ValueError(f"--param {texts[0]}: give the number of learners, such as --learners 16")

@@ -221,7 +221,8 @@ def replay_episodes(
     _check_video(video, fps)
     if video is not None and len(episode) > 1:
         raise ValueError(f"--video {video}: a video shows one episode, but --episode gives {len(episode)}")
-    stored, target = open_run(run), None if video is None else absolute(video)
+    stored = open_run(run)
+    target = None if video is None else absolute(video)
     episodes = [stored.episode(number) for number in episode]
     built = environment_of(stored, environment, render_mode=None if video is None else "rgb_array")
     with contextlib.closing(built):

@@ -75,20 +75,20 @@ def plot(
         raise ValueError("rein plot: --field, --paths and --values cannot be combined; give one of them")
     on_screen = output is None and has_screen()
     if x is not None:
-        figure, what = _learners(folders, x, metric, on_screen)
+        figure, subject = _learners(folders, x, metric, on_screen)
     elif not of_one:
-        figure, what = _curves(folders, metric, clock, on_screen)
+        figure, subject = _curves(folders, metric, clock, on_screen)
     elif values:
-        figure, what = _values(open_run(folders[0]), checkpoint, on_screen)
+        figure, subject = _values(open_run(folders[0]), checkpoint, on_screen)
     elif paths:
-        figure, what = _paths(open_run(folders[0]), episode, on_screen)
+        figure, subject = _paths(open_run(folders[0]), episode, on_screen)
     else:
-        figure, what = _fields(open_run(folders[0]), episode, field or "observation", on_screen)
+        figure, subject = _fields(open_run(folders[0]), episode, field or "observation", on_screen)
     if on_screen:
         _show()
     else:
-        name = printable(f"{folders[0].resolve().name}-{what}.png").replace("?", "_")  # `what` may come from a file
-        _write(figure, output or Path(name.replace("/", ".")))
+        name = printable(f"{folders[0].resolve().name}-{subject}.png")  # the subject may come from a file
+        _write(figure, output or Path(name.replace("?", "_").replace("/", ".")))
 
 
 def _curves(runs: Sequence[Path], metric: str | None, clock: str, on_screen: bool) -> tuple[Any, str]:
@@ -146,7 +146,8 @@ def _paths(run: Run, numbers: Sequence[int], on_screen: bool) -> tuple[Any, str]
     if not numbers:
         raise ValueError(f"{run.path}: no complete episode is stored")
     size = environment_of(run).size
-    places, targets = {}, set()
+    places = {}
+    targets = set()
     for number in numbers:
         places[f"episode {number}"], target = _path_of(run, number, size)
         targets.add(target)
@@ -160,7 +161,8 @@ def _paths(run: Run, numbers: Sequence[int], on_screen: bool) -> tuple[Any, str]
 def _path_of(run: Run, number: int, size: int) -> tuple[np.ndarray[Any, Any], tuple[int, int]]:
     """Return the positions of an episode at each step and at its end, (L + 1, 2), and its target."""
     episode = run.episode(number)
-    seen, final = episode.fields.get("observation"), episode.final_observation
+    seen = episode.fields.get("observation")
+    final = episode.final_observation
     if seen is None or final is None:
         raise ValueError(f"{run.path}: observations were not stored, so paths cannot be plotted")
     seen = np.concatenate([seen, np.asarray(final)[None]])
@@ -175,7 +177,8 @@ def _values(run: Run, checkpoint: Path | None, on_screen: bool) -> tuple[Any, st
     _check_gridworld(run)
     saved = find_checkpoint(checkpoint or run.path)
     board_of = environment_of(run)
-    targets, look = board_of.possible_targets, _values_of(run, saved, board_of.size)
+    targets = board_of.possible_targets
+    look = _values_of(run, saved, board_of.size)
     if len(targets) > _BOARDS:
         raise ValueError(f"{run.path}: has {len(targets)} targets; at most {_BOARDS} can be plotted")
     boards = [look(target) for target in targets]
@@ -196,7 +199,8 @@ def _values_of(run: Run, checkpoint: Checkpoint, size: int) -> Callable[[tuple[i
     loop = recipe_loop(run, device="cpu")
     if loop is None:
         raise ValueError(f"{run.path}: not trained by a recipe of rein; load the agent and use rein.integrations.plot")
-    agent, environment = loop.parts["agent"], loop.parts["environment"]
+    agent = loop.parts["agent"]
+    environment = loop.parts["environment"]
     online = getattr(getattr(agent, "networks", None), "online", None)
     if online is None:
         raise ValueError(f"{run.path}: {type(agent).__name__} has no action values")

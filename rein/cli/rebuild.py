@@ -176,7 +176,8 @@ def _described(part: Any) -> dict[str, Any]:
 
 
 def _built(part: Mapping[str, Any], replaced: Mapping[str, Any], render_mode: str | None, depth: int = 0) -> Any:
-    kind, config = part["type"], dict(part["config"])
+    kind = part["type"]
+    config = dict(part["config"])
     if depth > _DEEPEST:
         raise _NotOurs("its environment has too many wrappers")
     if kind not in _ADAPTERS and kind not in own_environments():

@@ -83,7 +83,8 @@ def _labelled(file: Path, name: str | None = None) -> str:
 def _numbers(run: Run) -> Table:
     """Return a table of epochs, steps, episodes, returns and metrics."""
     epochs, episodes = run.epochs, run.episodes
-    number, steps = epochs["number"], int(epochs["length"].sum())
+    number = epochs["number"]
+    steps = int(epochs["length"].sum())
     table = Table.grid(padding=(0, 2))
     halted = int((epochs["status"] == "halted").sum())
     table.add_row("epochs", f"{len(number):,} ({number[0]} to {number[-1]}), {halted:,} of them halted")

@@ -72,7 +72,8 @@ class Sweep:
 
     def job(self, number: int, params: Mapping[str, Any]) -> Job:
         """Return the run of a trial. Runs use their whole budget unless the user has decided about it."""
-        folder, words = self.folder / f"trial-{number}", [*self.words, *words_of(params)]
+        folder = self.folder / f"trial-{number}"
+        words = [*self.words, *words_of(params)]
         if "stop_when_solved" in self.plan.parameters and "--stop-when-solved" not in self.plan.flags:
             words += [] if "--no-stop-when-solved" in self.plan.flags else ["--no-stop-when-solved"]
         words += ["--config", str(self.folder / CONFIG)] if self.before is not None else []
@@ -88,7 +89,9 @@ class Search:
     """The study of Optuna in the folder of a sweep."""
 
     def __init__(self, sweep: Sweep, optuna: Any) -> None:
-        self._sweep, self._optuna, self._metric = sweep, optuna, sweep.plan.options["metric"]
+        self._sweep = sweep
+        self._optuna = optuna
+        self._metric = sweep.plan.options["metric"]
         self._trials: dict[Job, Any] = {}
         self._reported: dict[Job, int] = {}  # last rung
         self.unscored: list[Job] = []
@@ -109,7 +112,8 @@ class Search:
 
     def jobs(self) -> Iterator[Job]:
         """Yield the jobs of the trials that were interrupted, and then of new trials."""
-        states, trial_of = self._optuna.trial.TrialState, self._optuna.trial.Trial
+        states = self._optuna.trial.TrialState
+        trial_of = self._optuna.trial.Trial
         begun = self._study.get_trials(deepcopy=False, states=[states.RUNNING])
         again = (trial_of(self._study, trial._trial_id) for trial in begun)
         new = iter(self._study.ask, None)
@@ -120,12 +124,14 @@ class Search:
 
     def is_hopeless(self, job: Job) -> bool:
         """Report the score at each tenth of the run. Returns whether the pruner ends the trial."""
-        trial, metric = self._trials[job], self._metric
+        trial = self._trials[job]
+        metric = self._metric
         if job.limit is None or job.limit.column not in job.columns or metric not in job.columns:
             return False
         reported = trial.study.trials[trial.number].intermediate_values if job not in self._reported else {}
         last = self._reported.setdefault(job, max(reported, default=_FIRST_RUNG - 1))
-        share, score = job.columns[job.limit.column] / job.limit.value, job.columns[metric]
+        share = job.columns[job.limit.column] / job.limit.value
+        score = job.columns[metric]
         for rung in range(last + 1, _RUNGS):
             reached = np.flatnonzero((share >= rung / _RUNGS) & np.isfinite(score))
             if not len(reached):
@@ -138,7 +144,9 @@ class Search:
 
     def tell(self, job: Job) -> None:
         """Record the result of a trial. An interrupted trial is left open, so that it is continued."""
-        states, trial, score = self._optuna.trial.TrialState, self._trials[job], job.score(self._metric)
+        states = self._optuna.trial.TrialState
+        trial = self._trials[job]
+        score = job.score(self._metric)
         if job.status == "interrupted":
             return
         trial.set_user_attr("env_steps", job.env_steps)
@@ -199,7 +207,8 @@ def sweep_command(arguments: Sequence[str]) -> None:
         raise ValueError(f"{usage}: name a recipe ({', '.join(recipe_names())}) or my_module:make_loop")
     sweep = _parse_sweep(words)
     optuna = _import_optuna()
-    options, command = sweep.plan.options, shlex.join(["rein", "sweep", *arguments])
+    options = sweep.plan.options
+    command = shlex.join(["rein", "sweep", *arguments])
     make_folder(sweep.folder)
     with keep_stores_out(sweep.folder), contextlib.closing(Search(sweep, optuna)) as search:
         search.check()

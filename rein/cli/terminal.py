@@ -52,7 +52,8 @@ def restore_terminal() -> None:
 @contextlib.contextmanager
 def plain_messages() -> Iterator[None]:
     """Print warnings and otherwise unhandled log messages without escape sequences inside this context."""
-    last, format_warning = logging.lastResort, warnings.formatwarning
+    last = logging.lastResort
+    format_warning = warnings.formatwarning
 
     def format_plain(*arguments: Any, **options: Any) -> str:
         return printable(format_warning(*arguments, **options), keep="\n\t")

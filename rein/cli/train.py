@@ -78,7 +78,8 @@ def resume_command(words: Sequence[str]) -> None:
 
 def _run(plan: Plan, flags: Sequence[str]) -> None:
     """Run a recipe. `flags` are the options in the words of the user."""
-    own, options = plan.parameters, plan.options
+    own = plan.parameters
+    options = plan.options
     if options.get("jobs") is not None:
         raise ValueError("--jobs: give the seeds of the runs with --seeds, such as --seeds 0-9")
     torch.set_num_threads(options["threads"])
@@ -131,7 +132,8 @@ def _build_loop(plan: Plan, store: HDF5Store | None) -> Loop:
 
 def _attach_handlers(loop: Loop, plan: Plan, store: HDF5Store | None) -> Interrupts:
     """Attach the handlers of the command line: limits, progress, checkpoints and signals."""
-    env_steps, every = plan.env_steps, plan.options["checkpoint_every"]
+    env_steps = plan.env_steps
+    every = plan.options["checkpoint_every"]
     if env_steps is not None:
         stop_at(loop, env_steps=env_steps)
     if not plan.options["quiet"]:
