@@ -194,8 +194,9 @@ class Search:
         earlier = earlier if isinstance(earlier, dict) else {}  # a damaged file may contain anything
         for key, value in identity.items():
             if earlier.get(key) != value:
-                (was, now), folder = _difference(earlier.get(key), value), self._sweep.folder
-                raise ValueError(f"{folder}: is a sweep with other {key}: {was}, not {now}; give another --run")
+                was, now = _difference(earlier.get(key), value)
+                where = self._sweep.folder
+                raise ValueError(f"{where}: is a sweep with other {key}: {was}, not {now}; give another --run")
         self._study.set_user_attr("sweep", identity)
 
 
@@ -241,9 +242,9 @@ def sweep_command(arguments: Sequence[str]) -> None:
 def _parse_sweep(words: Sequence[str]) -> Sweep:
     """Return the sweep that `words` describe. Raises ValueError or TypeError if they do not fit."""
     rest = list(words)
-    name = rest.pop(0) if not rest[0].startswith("-") else None
-    before, _ = read_source(rest, name, "sweep")
-    name = before.name if before is not None else str(name)
+    named = rest.pop(0) if not rest[0].startswith("-") else None
+    before, _ = read_source(rest, named, "sweep")
+    name = before.name if before is not None else str(named)
     texts = take_all(rest, "--param")
     plan = make_plan(name, rest, before, "sweep", (source, sweeping))
     if not texts:

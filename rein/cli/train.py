@@ -48,11 +48,11 @@ _SECONDS = 30.0  # default time between checkpoints, and so the most that a kill
 def train_command(words: Sequence[str]) -> None:
     """Run the recipe that `words` name, with the options in `words` and in the file or run that they name."""
     words = list(words)
-    name = words.pop(0) if words and not words[0].startswith("-") else None
-    before, origin = read_source(words, name, "train")
-    if name is None and before is None:
+    named = words.pop(0) if words and not words[0].startswith("-") else None
+    before, origin = read_source(words, named, "train")
+    if named is None and before is None:
         raise ValueError(f"rein train RECIPE: name a recipe ({', '.join(recipe_names())}) or my_module:make_loop")
-    name = before.name if before is not None else str(name)
+    name = before.name if before is not None else str(named)
     if "--seeds" in flags_of(words):
         train_seeds(name, words, before, origin)
     else:
