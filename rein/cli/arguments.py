@@ -257,7 +257,7 @@ def _flag_type(hint: Any) -> Any:
 def _annotation(hint: Any, default: Any, text: str) -> Any:
     """Return the type with its parser: integers accept 1e5, and options with a schedule accept a number.
 
-    The help shows a default of None only if its text explains it.
+    The help shows a default of None only if its text explains it, and no empty default.
     """
     if isinstance(default, Schedule):
         return Annotated[Any, _constructor(float, "FLOAT")]
@@ -266,7 +266,7 @@ def _annotation(hint: Any, default: Any, text: str) -> Any:
     metavar = next((name for kind, name in _METAVARS.items() if hint == kind | None), None)
     if hint == int | None:
         hint = Annotated[hint, _constructor(lambda text: None if text == "None" else _whole_number(text), "{None}|INT")]
-    if default is None and "None" not in text:
+    if default == () or (default is None and "None" not in text):
         return Annotated[hint, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
     return hint
 

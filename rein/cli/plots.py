@@ -31,7 +31,7 @@ _GRIDWORLD = f"{Gridworld.__module__}.{Gridworld.__qualname__}"
 
 
 def plot(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
     *,
     metric: str | None = None,
     clock: Clock = "env_steps",

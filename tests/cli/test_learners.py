@@ -83,7 +83,7 @@ def test_value_for_an_option_that_differs_in_the_file_raises() -> None:
     with pytest.raises(ValueError, match=r"clip in run\.json: .* twice"):
         make_plan("cartpole", ["--clip", "0.2"], before)
     with pytest.raises(ValueError, match=r"clip in run\.json: .* twice"):
-        make_plan("cartpole", [], attrs.evolve(before, given=["--clip"]))
+        make_plan("cartpole", [], attrs.evolve(before, flags=["--clip"]))
 
 
 def test_population_run_resumes_with_its_values(tmp_path: Path, capsys: Any) -> None:

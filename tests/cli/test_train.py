@@ -101,7 +101,7 @@ def test_help_lists_custom_and_common_options(work_folder, capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["fly"], "unknown command 'fly'; the commands are train, resume, sweep, evaluate, runs, show, "),
+        (["fly"], "unknown command 'fly'; the commands are train, resume, sweep, evaluate, list, runs, "),
         (["train"], "name a recipe"),
         (["train", "gridwrld"], "unknown recipe 'gridwrld'; did you mean 'gridworld'?"),
         (["train", "zzz"], f"the recipes are {', '.join(recipe_names())}."),
