@@ -87,7 +87,7 @@ def _run(plan: Plan, flags: Sequence[str]) -> None:
     with _exit_on_signals() as ignore_signals:
         try:
             loop = _build_loop(plan, store)
-            saved = _attach_handlers(loop, plan, store)
+            caught = _attach_handlers(loop, plan, store)
             if options["resume"] and store is not None:
                 _resume(loop, store, flags)
             limits = {k: options[k] for k in ("epochs", "iterations") if k not in own and options[k] is not None}
@@ -101,14 +101,14 @@ def _run(plan: Plan, flags: Sequence[str]) -> None:
                 _remove_if_empty(store.path)
         try:
             say(_summary(final, store, plan.each))
-            if saved.signal is not None:
+            if caught.signal is not None:
                 hint = f"continue with: rein resume {shlex.quote(str(_shown(store)))}" if store else ""
                 say(hint or "nothing was stored, so the run cannot be resumed")
         except OSError:  # after SIGHUP the terminal is closed
-            if saved.signal is None:
+            if caught.signal is None:
                 raise
-        if saved.signal is not None:
-            raise SystemExit(128 + saved.signal)
+        if caught.signal is not None:
+            raise SystemExit(128 + caught.signal)
 
 
 def _build_loop(plan: Plan, store: HDF5Store | None) -> Loop:
