@@ -16,11 +16,16 @@ ModuleType = type(sys)
 def export(package: str) -> None:
     """Make the names in the stub of `package` its attributes. Call it in the `__init__` of the package."""
     module = sys.modules[package]
-    module.__dict__["_exports"] = _exports(package, module.__path__[0])
+    module.__dict__["_exports"] = _read_stub(package, module.__path__[0])
     module.__class__ = _LazyPackage
 
 
-def _exports(package: str, folder: str) -> dict[str, str]:
+def exports_of(package: str) -> dict[str, str]:
+    """Return the names that a package exports, with the modules that define them, which are not imported."""
+    return importlib.import_module(package).__dict__["_exports"]
+
+
+def _read_stub(package: str, folder: str) -> dict[str, str]:
     """Return the module of each name that a stub imports, as in `from rein.agents.ppo import PPO as PPO`."""
     exports = {}
     with open(f"{folder}/__init__.pyi", encoding="utf-8") as stub:
@@ -30,7 +35,7 @@ def _exports(package: str, folder: str) -> dict[str, str]:
                 continue
             _, module, _, name, *_ = words
             if name == "*":  # all names of a subpackage
-                exports |= _exports(module, folder + module.removeprefix(package).replace(".", "/"))
+                exports |= _read_stub(module, folder + module.removeprefix(package).replace(".", "/"))
             else:
                 exports[name] = module
     return exports

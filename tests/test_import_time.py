@@ -43,6 +43,18 @@ def test_ppo_run_imports_no_compiler(tmp_path: Path) -> None:
     assert {"sympy", "torch._dynamo", "torch.fx.experimental.symbolic_shapes"}.isdisjoint(result.stdout.split())
 
 
+def test_general_help_and_list_of_recipes_do_not_import_torch() -> None:
+    program = """
+import contextlib, io, sys
+from rein.cli import main
+for words in ["--help"], ["train", "--help"], ["resume", "--help"], ["sweep", "--help"], ["list"]:
+    with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):
+        main(words)
+    print(len(text.getvalue()) > 100, "torch" in sys.modules)
+"""
+    assert output_of(program) == ["True", "False"] * 5
+
+
 @pytest.mark.default_cases("enable")
 @pytest.mark.parametrize("before", ["enable", "disable"])
 def test_import_of_rein_restores_garbage_collector(before: str) -> None:
@@ -69,5 +81,11 @@ print(collections.count("start"))
 )
 def test_only_command_line_freezes_garbage_collector(call: str, frozen: bool) -> None:
     """In other processes, frozen objects of the user would never be collected."""
-    program = f"import gc; from rein.cli import main; {call}; print(gc.get_freeze_count() > 100_000)"
+    program = f"""
+import contextlib, gc
+from rein.cli import main
+with contextlib.suppress(SystemExit):
+    {call}
+print(gc.get_freeze_count() > 100_000)
+"""
     assert output_of(program, "show", "-h")[-1] == str(frozen)

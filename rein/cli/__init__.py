@@ -8,12 +8,15 @@ import gc
 import importlib
 import io
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from rein.cli.output import plain_messages, say
+from rein import __version__
+from rein.cli.terminal import plain_messages, restore_terminal, say
 from rein.errors import ReinError
 from rein.foreign_names import COMMANDS
 
@@ -44,64 +47,61 @@ usage: rein COMMAND ...
 Add --debug to any command to see the traceback of an error.
 """
 
+END_WITH_PARENT = "--end-with-parent"  # first word of a process that ends when the process that started it ends
 
 _COMMANDS = {  # command -> (module, function); modules are imported when needed
-    "train": ("train", "train"),
-    "resume": ("train", "resume"),
-    "sweep": ("sweep", "main"),
-    "evaluate": ("evaluate", "main"),
-    "runs": ("runs", "main"),
-    "show": ("run_folder", "show_command"),
-    "plot": ("plot", "main"),
-    "replay": ("replay", "main"),
+    "train": ("train", "train_command"),
+    "resume": ("train", "resume_command"),
+    "sweep": ("sweep", "sweep_command"),
+    "evaluate": ("play", "evaluate_command"),
+    "list": ("catalog", "list_recipes"),
+    "runs": ("run_folder", "list_runs_in"),
+    "show": ("run_folder", "show"),
+    "plot": ("plots", "plot"),
+    "replay": ("play", "replay_episodes"),
     "view": ("run_folder", "view_command"),
-    "verify": ("run_folder", "verify_command"),
-    "compact": ("run_folder", "compact_command"),
-    "export": ("export", "main"),
-    "doctor": ("doctor", "main"),
+    "verify": ("run_folder", "verify_files"),
+    "compact": ("run_folder", "compact_run"),
+    "export": ("export_run", "export"),
+    "doctor": ("doctor", "doctor"),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command in `arguments` (default: `sys.argv[1:]`). Exits with a non-zero status on an error."""
-    ours = arguments is None  # called as a program, not as a function
-    if ours and isinstance(sys.stdout, io.TextIOWrapper):  # notice a closed pipe at the next line, not at exit
+    is_program = arguments is None
+    if is_program and isinstance(sys.stdout, io.TextIOWrapper):  # notice a closed pipe at the next line, not at exit
         sys.stdout.reconfigure(line_buffering=True)
     words = list(sys.argv[1:] if arguments is None else arguments)
-    while words and words[0] == "--debug":  # also accepted before the command
-        words.append(words.pop(0))
+    if words[:1] == [END_WITH_PARENT]:
+        del words[0]
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+    debug = "--debug" in words
     with plain_messages():
-        _guarded(words, debug="--debug" in words, ours=ours)
-
-
-def _guarded(words: list[str], debug: bool, ours: bool) -> None:
-    """Run a command. Print an error as one line, or as a traceback with `debug`."""
-    try:
-        _run(words, ours)
-    except KeyboardInterrupt:
-        _restore_terminal()
-        raise SystemExit(_print_error("interrupted", 130)) from None
-    except BrokenPipeError:  # the reader has closed the pipe, for example `head`
-        raise SystemExit(_unread(ours)) from None
-    except SystemExit as ended:
-        if isinstance(ended.__context__, BrokenPipeError):  # rich exits with this context
-            raise SystemExit(_unread(ours)) from None
-        _restore_terminal()
-        raise
-    except Exception as error:
-        if debug and not ours:
+        try:
+            _run(words, is_program)
+        except KeyboardInterrupt:
+            restore_terminal()
+            raise SystemExit(_print_error("interrupted", 130)) from None
+        except BrokenPipeError:  # the reader has closed the pipe, for example `head`
+            raise SystemExit(_discard_output(is_program)) from None
+        except SystemExit as ended:
+            if isinstance(ended.__context__, BrokenPipeError):  # rich exits with this context
+                raise SystemExit(_discard_output(is_program)) from None
+            restore_terminal()
             raise
-        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
-        text = "".join(traceback.format_exception(error)) if debug else f"{_text_of(error)}{notes}"
-        raise SystemExit(_print_error(text, 1)) from None
+        except Exception as error:
+            if debug and not is_program:
+                raise
+            notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
+            text = "".join(traceback.format_exception(error)) if debug else f"{_text_of(error)}{notes}"
+            raise SystemExit(_print_error(text, 1)) from None
 
 
-def _restore_terminal() -> None:
-    """Undo the changes of a progress bar, because a second signal may have ended it before it could do so."""
-    sys.stdout, sys.stderr = (getattr(file, "rich_proxied_file", file) for file in (sys.stdout, sys.stderr))
-    if sys.stdout.isatty():
-        sys.stdout.write("\033[?25h")
-        sys.stdout.flush()
+def _end_with_parent() -> None:
+    """End this process as SIGTERM does, which saves its run, when the pipe from the parent process closes."""
+    os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _text_of(error: Exception) -> str:
@@ -116,15 +116,15 @@ def _print_error(text: str, status: int) -> int:
     return status
 
 
-def _unread(ours: bool) -> int:
-    """Return the exit status for a closed pipe. If `ours`, further output of the process is discarded."""
-    if ours:
+def _discard_output(is_program: bool) -> int:
+    """Return the exit status for a closed pipe. Further output of a program is discarded."""
+    if is_program:
         with open(os.devnull, "wb") as nowhere, contextlib.suppress(OSError):  # standard output may not be a file
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
     return 141
 
 
-def _import(name: str, ours: bool) -> Any:
+def _import(name: str, is_program: bool) -> Any:
     """Import the module of a command, without garbage collection: torch creates many objects that stay."""
     collects = gc.isenabled()
     gc.disable()
@@ -133,37 +133,36 @@ def _import(name: str, ours: bool) -> Any:
     finally:
         if collects:
             gc.enable()
-    if ours:  # objects created by imports are never garbage
+    if is_program:  # objects created by imports are never garbage
         gc.freeze()
     return module
 
 
-def _run(words: list[str], ours: bool) -> None:
-    command, rest = (words[0], words[1:]) if words else ("--help", [])
-    if command in _COMMANDS:
-        name, function = _COMMANDS[command]
-        module = _import(name, ours)
-        if name == "train":
-            getattr(module, function)(rest)
-            return
-        getattr(module, function)([word for word in rest if word != "--debug"])
-    elif command in ("-h", "--help", "help"):
+def _run(words: list[str], is_program: bool) -> None:
+    command, *rest = sorted(words, key="--debug".__eq__) or ["--help"]  # --debug may come first
+    if command in ("-h", "--help", "help"):
         say(USAGE, end="")
     elif command == "--version":
-        from rein import __version__
-
         say(f"rein {__version__}")
-    elif command == "list":
-        from rein.cli.recipes import show_recipes
-
-        if rest not in ([], ["--help"], ["-h"], ["--debug"]):
-            raise ValueError(f"rein list takes no arguments, got {' '.join(rest)}")
-        show_recipes()
-    else:
+    elif command not in _COMMANDS:
         raise ValueError(f"unknown command {command!r}; {_closest(command)}")
+    elif command in ("train", "resume", "sweep") and rest[:1] in (["-h"], ["--help"]):
+        from rein.cli.arguments import show_shared_options
+
+        show_shared_options(command)
+    else:
+        module, function_name = _COMMANDS[command]
+        function = getattr(_import(module, is_program), function_name)
+        if module != "train":  # a recipe may have an option of this name
+            rest = [word for word in rest if word != "--debug"]
+        if function_name.endswith("_command"):  # parses its words itself
+            function(rest)
+        else:
+            from rein.cli.arguments import parse_arguments
+
+            function(**parse_arguments(function, f"rein {command}", rest))
 
 
 def _closest(command: str) -> str:
-    names = [*_COMMANDS, "list"]
-    ours = COMMANDS.get(command) or next(iter(difflib.get_close_matches(command, names, 1)), None)
-    return f"did you mean rein {ours}?" if ours else f"the commands are {', '.join(names)}"
+    near = COMMANDS.get(command) or next(iter(difflib.get_close_matches(command, _COMMANDS, 1)), None)
+    return f"did you mean rein {near}?" if near else f"the commands are {', '.join(_COMMANDS)}"

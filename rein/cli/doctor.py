@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -19,8 +19,8 @@ from rich.table import Table
 import rein.cli
 from rein.accelerate.products import suits_onednn
 from rein.agents.ppo import PPO
-from rein.cli.output import say
 from rein.cli.run_folder import plain
+from rein.cli.terminal import say
 from rein.envs.cartpole import CartPole
 from rein.errors import StoreError
 from rein.handlers.checkpoint import checkpoint
@@ -30,21 +30,16 @@ from rein.store.verify import verify_run
 from rein.training.saved_agents import load_agent
 from rein.training.training_loop import training_loop
 
-_USAGE = """\
-rein doctor: show versions, optional packages and hardware, for example for a bug report. Trains for a second in a
-temporary folder, and exits with status 1 if that fails"""
 _NAME = re.compile(r"([\w.-]+)(?:\[([\w.,-]+)\])?")  # a requirement with its extras
 _EXTRA = re.compile(r"extra == ['\"]([\w.-]+)['\"]")
 _PYTHON = re.compile(r"python_version (<|>=) ['\"](\d+)\.(\d+)['\"]")
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run `rein doctor`."""
-    if {"-h", "--help"} & {*arguments}:
-        say(f"usage: {_USAGE}")
-        return
-    if arguments:
-        raise ValueError(f"rein doctor takes no arguments, got {' '.join(arguments)}")
+def doctor() -> None:
+    """Show versions, optional packages and hardware, for example for a bug report.
+
+    Trains for a second in a temporary folder, and exits with status 1 if that fails.
+    """
     say(_versions())
     say(_extras())
     with tempfile.TemporaryDirectory(prefix="rein-doctor-") as folder:

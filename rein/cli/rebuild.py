@@ -17,9 +17,9 @@ from typing import Any
 import attrs
 
 import rein.envs
-from rein.cli.options import check_options
-from rein.cli.plan import plan
-from rein.cli.recipes import Recipe, call, find, recipe_names
+from rein.cli.arguments import check_options
+from rein.cli.catalog import find, recipe_names
+from rein.cli.plans import Recipe, call_recipe, make_plan
 from rein.envs.gymnasium.adapter import rebuild
 from rein.errors import CheckpointError, StoreError
 from rein.files import read_json
@@ -63,7 +63,7 @@ class Described:
 
 
 def environment_of(
-    run: Run | Described, named: str | None = None, *, render_mode: str | None = None, **given: Any
+    run: Run | Described, named: str | None = None, *, render_mode: str | None = None, **replaced: Any
 ) -> Any:
     """Build the environments of a run, by default as many as were stored.
 
@@ -71,7 +71,7 @@ def environment_of(
         run: the run.
         named: `module:function` that returns the environments, or a loop that has them.
         render_mode: how Gymnasium environments render: "rgb_array" for videos, or "human" for a window.
-        given: `num_envs` and `device`, which replace those of the run.
+        replaced: `num_envs` and `device`, which replace those of the run.
 
     Raises:
         ValueError: If `run.json` does not describe the environments and `named` is None.
@@ -80,19 +80,19 @@ def environment_of(
         made = made_by(named)
         return made.parts["environment"] if isinstance(made, Loop) else made
     try:
-        return _built(_part(run, "environment"), {"num_envs": num_envs_of(run), **given}, render_mode)
+        return _built(_part(run, "environment"), {"num_envs": num_envs_of(run), **replaced}, render_mode)
     except _NotOurs as reason:
         why = str(reason)
-    loop = recipe_loop(run, **given)
+    loop = recipe_loop(run, **replaced)
     if loop is None:
         raise ValueError(f"{run.path}: {why}; name a function that returns it: --environment my_module:make")
     return loop.parts["environment"]
 
 
-def recipe_loop(run: Run | Described, **given: Any) -> Loop | None:
+def recipe_loop(run: Run | Described, **replaced: Any) -> Loop | None:
     """Build the loop of the run's recipe, without a store. Returns None if the recipe is not one of rein's.
 
-    Options in `given` replace those of the file.
+    Options in `replaced` replace those of the file.
     """
     config = _part(run, "recipe")["config"]
     name, options = config.get("name"), config.get("options")
@@ -102,27 +102,26 @@ def recipe_loop(run: Run | Described, **given: Any) -> Loop | None:
     if "data" in inspect.signature(recipe).parameters:  # such a recipe would read or record another run
         return None
     learners = max(1, learners) if isinstance(learners := options.get("learners", 1), int) else 1
-    options = {**options, "num_envs": max(1, num_envs_of(run) // learners), **given}
+    options = {**options, "num_envs": max(1, num_envs_of(run) // learners), **replaced}
     if "worlds" in options:  # their number is that of the recipe
         del options["num_envs"]
-    planned = plan(name, [], Recipe(name, options))
-    return call(recipe, {**planned.options, **planned.each})
+    return call_recipe(make_plan(name, [], Recipe(name, options)))
 
 
-def agent_of(found: Checkpoint, run: Described | None, made: Any, device: str, command: str, otherwise: str) -> Any:
+def agent_of(saved: Checkpoint, run: Described | None, made: Any, device: str, command: str, otherwise: str) -> Any:
     """Return the agent of a checkpoint, rebuilt from its file or taken from the loop of the user or the recipe.
 
     `command` and `otherwise` are the command and the Python code that an error message suggests.
     """
     try:
-        return rebuilt(found, {"device": device})
+        return rebuilt(saved, {"device": device})
     except CheckpointError as error:
         why = error
     loop = made if isinstance(made, Loop) else None if run is None else recipe_loop(run, device=device)
     if loop is None:
         option = f"give a function that returns the loop of the run: {command} --environment my_module:make_loop"
         raise CheckpointError(f"{why} and {otherwise}; or {option}")
-    put(loop.parts["agent"], found)
+    put(loop.parts["agent"], saved)
     return loop.parts["agent"]
 
 
@@ -176,8 +175,9 @@ def _described(part: Any) -> dict[str, Any]:
     return {"type": kind if isinstance(kind, str) else "", "config": config if isinstance(config, Mapping) else {}}
 
 
-def _built(part: Mapping[str, Any], given: Mapping[str, Any], render_mode: str | None, depth: int = 0) -> Any:
-    kind, config = part["type"], dict(part["config"])
+def _built(part: Mapping[str, Any], replaced: Mapping[str, Any], render_mode: str | None, depth: int = 0) -> Any:
+    kind = part["type"]
+    config = dict(part["config"])
     if depth > _DEEPEST:
         raise _NotOurs("its environment has too many wrappers")
     own = _own_environment(kind)
@@ -187,14 +187,14 @@ def _built(part: Mapping[str, Any], given: Mapping[str, Any], render_mode: str |
         if kind != _FILMING:  # the folder in it is not used
             check_options({name: value for name, value in config.items() if name != "inner"})
         if kind in _ADAPTERS:
-            return rebuild(config, given["num_envs"], render_mode=render_mode)
+            return rebuild(config, replaced["num_envs"], render_mode=render_mode)
         if "inner" not in config:
-            known = {name: value for name, value in given.items() if name in (*config, "num_envs")}
+            options = config | {name: value for name, value in replaced.items() if name in (*config, "num_envs")}
             if "worlds" in config:
                 agents = own(**{**config, "worlds": 1}).num_envs
-                known["worlds"] = -(-known.pop("num_envs") // agents)
-            return own(**{**config, **known})
-        inner = _built(_described(config.pop("inner")), given, render_mode, depth + 1)
+                options["worlds"] = -(-options.pop("num_envs") // agents)
+            return own(**options)
+        inner = _built(_described(config.pop("inner")), replaced, render_mode, depth + 1)
         return inner if kind == _FILMING else own(inner, **config)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise _NotOurs(f"its environment cannot be rebuilt: {error}") from error
@@ -218,11 +218,11 @@ def _why_not(kind: str, config: Mapping[str, Any]) -> str:
 @functools.cache
 def own_environments() -> dict[str, Any]:
     """Return rein's environments and wrappers by their full names, without base classes and adapters."""
-    found = {}
+    environments = {}
     for module in pkgutil.walk_packages(rein.envs.__path__, "rein.envs."):
         if module.name.startswith(NOT_REBUILT):
             continue
         for name, value in vars(importlib.import_module(module.name)).items():
             if inspect.isclass(value) and value.__module__ == module.name and hasattr(value, "reset_to"):
-                found[f"{module.name}.{name}"] = value
-    return found
+                environments[f"{module.name}.{name}"] = value
+    return environments

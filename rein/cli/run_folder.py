@@ -1,4 +1,4 @@
-"""`rein show`, `view`, `verify` and `compact`: inspect or copy the folder of a run."""
+"""`rein runs`, `show`, `view`, `verify` and `compact`: inspect or copy the folders of runs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import importlib.util
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import tyro
 from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
-from rein.cli.output import printable, say
+from rein.cli.terminal import printable, say
 from rein.errors import StoreError
 from rein.files import absolute, followed, inside
 from rein.store.compact import compact
@@ -22,8 +25,10 @@ from rein.store.folder import TRAJECTORIES, kept_by, list_files, parts_of
 from rein.store.format.sealed import verify
 from rein.store.metrics_files import EPOCHS, PLOT, awaits_epoch, keeps_none
 from rein.store.reader import Run, open_run
+from rein.store.runs import NUMBERS, OPTIONS, RunList, differing, list_runs
 from rein.store.verify import verify_run
 
+_WIDTH = 200  # characters of a text from a file
 _LAST = 100  # episodes in the statistics of the last returns
 _VIEW_USAGE = """\
 rein view PATH [options]: open the folder of a run, or one of its files, in JupyterLab. Double-click a file to plot it
@@ -31,29 +36,13 @@ with H5Web. Options are passed to jupyter lab: --no-browser, --port=8889"""
 _MODULES = ("jupyterlab", "jupyterlab_h5web")
 
 
-def show_command(arguments: Sequence[str]) -> None:
-    """Run `rein show PATH`."""
-    if paths := _paths(arguments, "rein show PATH", ["the folder of a run, or one of its files"]):
-        show(paths[0])
+def show(path: Annotated[Path, tyro.conf.Positional]) -> None:
+    """Summarize the folder of a run, or one of its files.
 
-
-def _paths(arguments: Sequence[str], command: str, needs: Sequence[str], more: str = "") -> list[str]:
-    """Return the paths in `arguments`, or print the usage and return [] for --help.
-
-    Raises ValueError if the number of paths differs from `needs`, or if an argument is an option.
+    Args:
+        path: folder of the run, or one of its files.
     """
-    given = " and ".join(needs)
-    if "-h" in arguments or "--help" in arguments:
-        say(f"usage: {command}: {given}{more}")
-        return []
-    if len(arguments) != len(needs) or any(word.startswith("-") for word in arguments):
-        raise ValueError(f"{command}: give {given}")
-    return list(arguments)
-
-
-def show(path: str | Path) -> None:
-    """Print a summary of a run folder or a trajectory file. Raises StoreError if it does not exist or is damaged."""
-    if keeps_none(path := Path(path)):
+    if keeps_none(path):
         say(_tree(path))
         stores = {"store", "rows"} <= parts_of(path).keys() and kept_by(path)[0]  # only rows are written to a store
         text = "no trajectory file is finished yet" if stores else "no trajectories are stored"
@@ -93,12 +82,13 @@ def _labelled(file: Path, name: str | None = None) -> str:
 def _numbers(run: Run) -> Table:
     """Return a table of epochs, steps, episodes, returns and metrics."""
     epochs, episodes = run.epochs, run.episodes
-    number, rows = epochs["number"], int(epochs["length"].sum())
+    number = epochs["number"]
+    steps = int(epochs["length"].sum())
     table = Table.grid(padding=(0, 2))
     halted = int((epochs["status"] == "halted").sum())
     table.add_row("epochs", f"{len(number):,} ({number[0]} to {number[-1]}), {halted:,} of them halted")
     num_envs = next((shape[1] for _, shape in run.fields.values()), 0)
-    table.add_row("steps", f"{rows:,} in {num_envs:,} environments, {rows * num_envs:,} in total")
+    table.add_row("steps", f"{steps:,} in {num_envs:,} environments, {steps * num_envs:,} in total")
     returns, length = episodes["return"], episodes["length"]
     table.add_row("episodes", f"{len(returns):,}, {int(episodes['truncated'].sum()):,} of them truncated")
     if len(returns):
@@ -107,8 +97,8 @@ def _numbers(run: Run) -> Table:
             table.add_row(f"  of the last {_LAST}", _statistics(returns[-_LAST:]))
         table.add_row("length", _statistics(length))
     for name, column in epochs["metrics"].items():
-        known = np.flatnonzero(~np.isnan(column))
-        ends = (f"{column[k]:.6g} in epoch {number[k]}" for k in dict.fromkeys((*known[:1], *known[-1:])))
+        rows = np.flatnonzero(~np.isnan(column))
+        ends = (f"{column[row]:.6g} in epoch {number[row]}" for row in dict.fromkeys((*rows[:1], *rows[-1:])))
         table.add_row(plain(name), ", ".join(ends) or "always NaN")
     return table
 
@@ -168,10 +158,10 @@ def first_file(path: Path) -> Path:
     """
     if path.is_file():
         return followed(path)
-    found = [path / PLOT] if (path / PLOT).is_file() else list_files(inside(path, TRAJECTORIES))[-1:]
-    if not found:
+    files = [path / PLOT] if (path / PLOT).is_file() else list_files(inside(path, TRAJECTORIES))[-1:]
+    if not files:
         raise StoreError(f"{path}: no HDF5 file there; give the folder of a run, or one of its files")
-    return found[0]
+    return files[0]
 
 
 def how_to_open(file: Path) -> str:
@@ -186,33 +176,78 @@ Other viewers that plot {file}:
   terminal   pip install h5glance, then: h5glance {word} (a tree, no plot)"""
 
 
-def verify_command(arguments: Sequence[str]) -> None:
-    """Run `rein verify PATH`."""
-    more = ". Prints a line for each problem, and exits with status 1 if there are any"
-    paths = _paths(arguments, "rein verify PATH", ["the folder of a run, or one of its files"], more)
-    if not paths:
-        return
-    report = verify_run(paths[0])
-    for path, reason in report.problems:
-        say(printable(f"{path}: {reason}"))  # on one line
+def verify_files(path: Annotated[Path, tyro.conf.Positional]) -> None:
+    """Check a run, or one of its files, for damage.
+
+    Prints a line for each problem, and exits with status 1 if there are any.
+
+    Args:
+        path: folder of the run, or one of its files.
+    """
+    report = verify_run(path)
+    for file, reason in report.problems:
+        say(printable(f"{file}: {reason}"))  # on one line
     checked = f"{report.files:,} file{'s' * (report.files != 1)} of {report.bytes / 1e6:.1f} MB"
     contents = f"{report.epochs:,} epochs and {report.episodes:,} episodes"
-    bad = len({path for path, _ in report.problems})
+    bad = len({file for file, _ in report.problems})
     say(f"{checked} checked, {contents}: {f'problems in {bad:,}' if bad else 'no problems'}")
     if bad:
         raise SystemExit(1)
 
 
-def compact_command(arguments: Sequence[str]) -> None:
-    """Run `rein compact RUN NEW`."""
-    more = """. Copies RUN to NEW, with trajectory files of
-up to 64 MiB and 1,000 epochs, and compares the copy with RUN. NEW can be resumed like RUN. RUN is not changed"""
-    paths = _paths(arguments, "rein compact RUN NEW", ["the folder of a run", "the path of a new folder"], more)
-    if not paths:
-        return
-    done = compact(paths[0], paths[1])
+def compact_run(run: Annotated[Path, tyro.conf.Positional], new: Annotated[Path, tyro.conf.Positional]) -> None:
+    """Copy a run to a new folder, with trajectory files of up to 64 MiB and 1,000 epochs, and compare the copy with it.
+
+    The copy can be resumed like the run, which is not changed.
+
+    Args:
+        run: folder of the run.
+        new: path of the new folder.
+    """
+    done = compact(run, new)
     say(f"trajectories: {_files_of(done.files_before, done.bytes_before)}, now {_files_of(done.files, done.bytes)}")
 
 
 def _files_of(count: int, size: int) -> str:
     return f"{count:,} file{'s' * (count != 1)} of {size / 1e6:.1f} MB"
+
+
+def list_runs_in(folder: Annotated[Path, tyro.conf.Positional] = Path("runs")) -> None:
+    """List the runs in a folder with their status, return, env steps and duration, and the options that differ.
+
+    Args:
+        folder: folder that contains the folders of runs.
+    """
+    runs = list_runs(folder)
+    if not runs:
+        say(f"{folder}: no runs")
+        return
+    differ = differing(runs)
+    say(_table_of_runs(runs, differ[:OPTIONS]))
+    say()
+    for run in runs:
+        if run.note:
+            say(f"{runs.name(run)}: {_shortened(run.note)}")
+    counts = Counter(run.status for run in runs)
+    totals = ", ".join(f"{count} {status}" for status, count in counts.items())
+    say(f"{len(runs)} run{'s' * (len(runs) > 1)}: {totals}")
+    if len(differ) > OPTIONS:
+        say(f"other options that differ: {_shortened(', '.join(differ[OPTIONS:]))}")
+
+
+def _table_of_runs(runs: RunList, options: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = runs.columns(options)
+    for name, _ in columns:
+        if name in ("run", "status", *NUMBERS):
+            table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
+        else:
+            table.add_column(plain(name), overflow="fold", min_width=max(map(len, name.split())))
+    for name, *cells in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(plain(name), *(plain(_shortened(cell)) for cell in cells))
+    return table
+
+
+def _shortened(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..."

@@ -21,13 +21,25 @@ import attrs
 import numpy as np
 from rich.table import Table
 
-from rein.cli.config import FILE, config_of, read_source
-from rein.cli.options import source, sweeping
-from rein.cli.output import say
-from rein.cli.plan import Plan, flags_of, plan, take, take_all, usual_folder
-from rein.cli.processes import Display, Job, error_of, jobs_of, limit_of, run_jobs
-from rein.cli.recipes import Recipe, recipe_names
-from rein.cli.spaces import EXAMPLES, Space, refuse_twice, space_of, words_of
+from rein.cli.arguments import source, sweeping
+from rein.cli.catalog import recipe_names
+from rein.cli.jobs import Display, Job, count_processes, limit_of, run_jobs
+from rein.cli.plans import (
+    CONFIG,
+    PARAM_EXAMPLES,
+    Plan,
+    Recipe,
+    Space,
+    flags_of,
+    make_plan,
+    read_source,
+    refuse_repeated,
+    take,
+    take_all,
+    usual_folder,
+    words_of,
+)
+from rein.cli.terminal import say
 from rein.errors import StoreError
 from rein.files import make_folder, open_file
 from rein.ops.random import stream_seed
@@ -44,7 +56,7 @@ _SHOWN = 10  # trials in the table
 class Sweep:
     """Recipe, fixed options and spaces of a sweep."""
 
-    planned: Plan
+    plan: Plan
     before: Recipe | None  # options from a file
     words: list[str]  # options of every trial
     spaces: list[Space]
@@ -53,30 +65,33 @@ class Sweep:
     @property
     def identity(self) -> dict[str, Any]:
         """Description of the sweep, which must not change when it is continued."""
-        recipe = self.planned.recipe.config
+        recipe = self.plan.recipe.config
         spaces = {space.name: space.text for space in self.spaces}
-        search = {name: self.planned.options[name] for name in ("metric", "prune")}
+        search = {name: self.plan.options[name] for name in ("metric", "prune")}
         return {"recipe": recipe["name"], "options": recipe["options"], "values": spaces, **search}
 
     def job(self, number: int, params: Mapping[str, Any]) -> Job:
         """Return the run of a trial. Runs use their whole budget unless the user has decided about it."""
-        folder, words = self.folder / f"trial-{number}", [*self.words, *words_of(params)]
-        if "stop_when_solved" in self.planned.own and "--stop-when-solved" not in self.planned.given:
-            words += [] if "--no-stop-when-solved" in self.planned.given else ["--no-stop-when-solved"]
-        words += ["--config", str(self.folder / FILE)] if self.before is not None else []
+        folder = self.folder / f"trial-{number}"
+        words = [*self.words, *words_of(params)]
+        if "stop_when_solved" in self.plan.parameters and "--stop-when-solved" not in self.plan.flags:
+            words += [] if "--no-stop-when-solved" in self.plan.flags else ["--no-stop-when-solved"]
+        words += ["--config", str(self.folder / CONFIG)] if self.before is not None else []
         words += ["--run", str(folder), "--resume", "--quiet"]
-        return Job(f"trial {number}", folder, ["train", self.planned.name, *words], limit_of(self.planned))
+        return Job(f"trial {number}", folder, ["train", self.plan.name, *words], limit_of(self.plan))
 
     def config(self, params: Mapping[str, Any]) -> bytes:
         """Return the configuration file of a trial."""
-        return config_of(plan(self.planned.name, [*self.words, *words_of(params)], self.before).recipe)
+        return make_plan(self.plan.name, [*self.words, *words_of(params)], self.before).recipe.toml
 
 
 class Search:
     """The study of Optuna in the folder of a sweep."""
 
     def __init__(self, sweep: Sweep, optuna: Any) -> None:
-        self._sweep, self._optuna, self._metric = sweep, optuna, sweep.planned.options["metric"]
+        self._sweep = sweep
+        self._optuna = optuna
+        self._metric = sweep.plan.options["metric"]
         self._trials: dict[Job, Any] = {}
         self._reported: dict[Job, int] = {}  # last rung
         self.unscored: list[Job] = []
@@ -84,7 +99,7 @@ class Search:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._storage, self._study = _open_study(sweep.folder / STUDY, optuna)
-            number = stream_seed(sweep.planned.options.get("seed", 0), "sweep", len(self._study.trials))
+            number = stream_seed(sweep.plan.options.get("seed", 0), "sweep", len(self._study.trials))
             self._study.sampler = optuna.samplers.TPESampler(seed=number, constant_liar=True)
 
     def close(self) -> None:
@@ -93,11 +108,12 @@ class Search:
 
     def left(self) -> int:
         """Return the number of trials that have not ended."""
-        return max(0, self._sweep.planned.options["trials"] - len(self._ended()))
+        return max(0, self._sweep.plan.options["trials"] - len(self._ended()))
 
     def jobs(self) -> Iterator[Job]:
         """Yield the jobs of the trials that were interrupted, and then of new trials."""
-        states, trial_of = self._optuna.trial.TrialState, self._optuna.trial.Trial
+        states = self._optuna.trial.TrialState
+        trial_of = self._optuna.trial.Trial
         begun = self._study.get_trials(deepcopy=False, states=[states.RUNNING])
         again = (trial_of(self._study, trial._trial_id) for trial in begun)
         new = iter(self._study.ask, None)
@@ -108,12 +124,14 @@ class Search:
 
     def is_hopeless(self, job: Job) -> bool:
         """Report the score at each tenth of the run. Returns whether the pruner ends the trial."""
-        trial, metric = self._trials[job], self._metric
+        trial = self._trials[job]
+        metric = self._metric
         if job.limit is None or job.limit.column not in job.columns or metric not in job.columns:
             return False
         reported = trial.study.trials[trial.number].intermediate_values if job not in self._reported else {}
         last = self._reported.setdefault(job, max(reported, default=_FIRST_RUNG - 1))
-        share, score = job.columns[job.limit.column] / job.limit.value, job.columns[metric]
+        share = job.columns[job.limit.column] / job.limit.value
+        score = job.columns[metric]
         for rung in range(last + 1, _RUNGS):
             reached = np.flatnonzero((share >= rung / _RUNGS) & np.isfinite(score))
             if not len(reached):
@@ -126,7 +144,9 @@ class Search:
 
     def tell(self, job: Job) -> None:
         """Record the result of a trial. An interrupted trial is left open, so that it is continued."""
-        states, trial, score = self._optuna.trial.TrialState, self._trials[job], job.score(self._metric)
+        states = self._optuna.trial.TrialState
+        trial = self._trials[job]
+        score = job.score(self._metric)
         if job.status == "interrupted":
             return
         trial.set_user_attr("env_steps", job.env_steps)
@@ -174,29 +194,28 @@ class Search:
         earlier = earlier if isinstance(earlier, dict) else {}  # a damaged file may contain anything
         for key, value in identity.items():
             if earlier.get(key) != value:
-                (was, now), folder = _difference(earlier.get(key), value), self._sweep.folder
-                raise ValueError(f"{folder}: is a sweep with other {key}: {was}, not {now}; give another --run")
+                was, now = _difference(earlier.get(key), value)
+                where = self._sweep.folder
+                raise ValueError(f"{where}: is a sweep with other {key}: {was}, not {now}; give another --run")
         self._study.set_user_attr("sweep", identity)
 
 
-def main(arguments: Sequence[str]) -> None:
+def sweep_command(arguments: Sequence[str]) -> None:
     """Run `rein sweep RECIPE`."""
     words = list(arguments)
     if not words or (words[0].startswith("-") and not {"--config", "--like"} & {*flags_of(words)}):
         usage = "rein sweep RECIPE --param NAME=VALUES [--param ...] [--trials N] [options of the recipe]"
-        if {"-h", "--help"} & {*words}:
-            say(f"usage: {usage}. List options with rein sweep RECIPE --help, recipes with rein list")
-            return
         raise ValueError(f"{usage}: name a recipe ({', '.join(recipe_names())}) or my_module:make_loop")
-    sweep = sweep_of(words)
+    sweep = _parse_sweep(words)
     optuna = _import_optuna()
-    options, command = sweep.planned.options, shlex.join(["rein", "sweep", *arguments])
+    options = sweep.plan.options
+    command = shlex.join(["rein", "sweep", *arguments])
     make_folder(sweep.folder)
     with keep_stores_out(sweep.folder), contextlib.closing(Search(sweep, optuna)) as search:
         search.check()
-        write_whole(sweep.folder / FILE, config_of(sweep.planned.recipe))
+        write_whole(sweep.folder / CONFIG, sweep.plan.recipe.toml)
         left = search.left()
-        at_most = jobs_of(sweep.planned, max(1, left))
+        at_most = count_processes(sweep.plan, max(1, left))
         is_hopeless = search.is_hopeless if options["prune"] else None
         display = Display(left, quiet=options["quiet"])
         stopped = run_jobs(search.jobs(), at_most, display, is_hopeless=is_hopeless, ended=search.tell)
@@ -204,13 +223,13 @@ def main(arguments: Sequence[str]) -> None:
         say(f"{search.counts()}, in {sweep.folder}")
         for job in search.unscored:
             missing = f"its run has no value of {options['metric']}; use a longer run, or another --metric"
-            reason = error_of(job) if job.status == "failed" else missing
+            reason = job.error() if job.status == "failed" else missing
             say(f"{job.label} has no score: {reason}; see {job.log}")
         best = search.best()
         if best is not None:
             write_whole(sweep.folder / BEST, sweep.config(best.params))
     if best is not None:
-        named = f"{sweep.planned.name} " if ":" in sweep.planned.name else ""
+        named = f"{sweep.plan.name} " if ":" in sweep.plan.name else ""
         again = f"rein train {named}--config {shlex.quote(str(sweep.folder / BEST))} --seeds 100-104"
         say(f"best: trial {best.number}. Train it with new seeds: {again}")
     if stopped is not None:
@@ -220,36 +239,33 @@ def main(arguments: Sequence[str]) -> None:
         raise SystemExit(1)
 
 
-def sweep_of(words: Sequence[str]) -> Sweep:
+def _parse_sweep(words: Sequence[str]) -> Sweep:
     """Return the sweep that `words` describe. Raises ValueError or TypeError if they do not fit."""
     rest = list(words)
-    name = rest.pop(0) if not rest[0].startswith("-") else None
-    before, _ = read_source(rest, name, "sweep")
-    name = before.name if before is not None else str(name)
+    named = rest.pop(0) if not rest[0].startswith("-") else None
+    before, _ = read_source(rest, named, "sweep")
+    name = before.name if before is not None else str(named)
     texts = take_all(rest, "--param")
-    planned = plan(name, rest, before, "sweep", (source, sweeping))
+    plan = make_plan(name, rest, before, "sweep", (source, sweeping))
     if not texts:
-        raise ValueError(f"rein sweep {name}: give the values of one option or more, {EXAMPLES}")
-    if planned.options["resume"]:
+        raise ValueError(f"rein sweep {name}: give the values of one option or more, {PARAM_EXAMPLES}")
+    if plan.options["resume"]:
         raise ValueError("--resume: rein sweep continues the sweep in its folder without it; remove it")
-    if planned.options["trials"] < 1:
-        raise ValueError(f"--trials {planned.options['trials']}: must be 1 or more")
-    if "store" not in planned.own:
+    if plan.options["trials"] < 1:
+        raise ValueError(f"--trials {plan.options['trials']}: must be 1 or more")
+    if "store" not in plan.parameters:
         raise ValueError(f"rein sweep {name}: the function has no parameter `store`")
-    folder = planned.options["run"] or usual_folder(name).with_name(f"{usual_folder(name).name}-sweep")
+    folder = plan.options["run"] or usual_folder(name).with_name(f"{usual_folder(name).name}-sweep")
     folder = folder.expanduser()
     if folder.exists() and not (folder / STUDY).exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists and is not the folder of a sweep; give another --run")
     for flag in ("--trials", "--jobs", "--run", "--metric"):
         take(rest, flag)
     rest = [word for word in rest if word not in ("--quiet", "--prune", "--no-prune")]
-
-    def check(more: list[str]) -> Plan:
-        return plan(name, [*rest, *more], before, "sweep")
-
-    spaces = [space_of(text, {*planned.own} - {"store"}, check) for text in texts]
-    refuse_twice(spaces, flags_of(rest))
-    return Sweep(planned, before, rest, spaces, folder)
+    names = {*plan.parameters} - {"store"}
+    spaces = [Space.parse(text, names, lambda more: make_plan(name, [*rest, *more], before, "sweep")) for text in texts]
+    refuse_repeated(spaces, flags_of(rest))
+    return Sweep(plan, before, rest, spaces, folder)
 
 
 def _difference(earlier: Any, now: Any) -> tuple[Any, Any]:

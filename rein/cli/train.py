@@ -13,12 +13,21 @@ from typing import Any
 
 import torch
 
-from rein.cli.config import FILE, config_of, read_source
-from rein.cli.options import several, source
-from rein.cli.output import say
-from rein.cli.plan import Plan, flags_of, free, plan, usual_folder
-from rein.cli.recipes import Recipe, call, of_run, recipe_names
-from rein.cli.seeds import train_seeds
+from rein.cli.arguments import several, source
+from rein.cli.catalog import recipe_names
+from rein.cli.jobs import train_seeds
+from rein.cli.plans import (
+    CONFIG,
+    Plan,
+    call_recipe,
+    flags_of,
+    free_folder,
+    make_plan,
+    read_run,
+    read_source,
+    usual_folder,
+)
+from rein.cli.terminal import say
 from rein.episodes.episode_statistics import LEARNER_RETURN
 from rein.errors import CheckpointError
 from rein.handlers.checkpoint import checkpoint
@@ -31,85 +40,67 @@ from rein.loop import Loop
 from rein.loop.state import State
 from rein.store.format.sealed import write_whole
 from rein.store.hdf5 import HDF5Store
-from rein.store.loading import resume as go_on
+from rein.store.loading import resume as load_checkpoint
 
 _SECONDS = 30.0  # default time between checkpoints, and so the most that a killed run loses
 
 
-def train(words: Sequence[str]) -> None:
+def train_command(words: Sequence[str]) -> None:
     """Run the recipe that `words` name, with the options in `words` and in the file or run that they name."""
     words = list(words)
-    name = words.pop(0) if words and not words[0].startswith("-") else None
-    before, origin = read_source(words, name, "train")
-    if name is None and before is None:
-        if "--help" in words or "-h" in words:
-            say(
-                "usage: rein train RECIPE [options]. List options with rein train RECIPE --help, recipes with rein list"
-            )
-            return
+    named = words.pop(0) if words and not words[0].startswith("-") else None
+    before, origin = read_source(words, named, "train")
+    if named is None and before is None:
         raise ValueError(f"rein train RECIPE: name a recipe ({', '.join(recipe_names())}) or my_module:make_loop")
-    name = before.name if before is not None else str(name)
+    name = before.name if before is not None else str(named)
     if "--seeds" in flags_of(words):
         train_seeds(name, words, before, origin)
     else:
-        run(plan(name, words, before, also=(source, several)), flags_of(words))
+        _run(make_plan(name, words, before, also=(source, several)), flags_of(words))
 
 
-def resume(words: Sequence[str]) -> None:
+def resume_command(words: Sequence[str]) -> None:
     """Resume the run in the folder that `words` name, with the recipe and the options in its `run.json`.
 
     A recipe that is not one of rein's must be named after the folder, because `run.json` never chooses code.
     """
-    usage = (
-        "rein resume PATH [my_module:make_loop] [options]: give the folder of a run, and its function if the recipe is "
-        "not part of rein. Accepts the options of rein train, which replace the options of the run"
-    )
-    asks = "--help" in words or "-h" in words
-    if asks and (words[0].startswith("-") or not Path(words[0]).exists()):  # with a run, --help lists its options
-        say(f"usage: {usage}")
-        return
     if not words or words[0].startswith("-"):
-        raise ValueError(usage)
-    named = words[1] if len(words) > 1 and not words[1].startswith("-") else None
-    recipe = of_run(Path(words[0]).expanduser(), named)
-    options = words[1:] if named is None else words[2:]
-    options = [*options, "--run", words[0], "--resume"]
-    run(plan(recipe.name, options, recipe, "resume"), flags_of(options))
+        raise ValueError(
+            "rein resume PATH [my_module:make_loop] [options]: give the folder of a run, and its function if the "
+            "recipe is not part of rein. Accepts the options of rein train, which replace the options of the run"
+        )
+    run, *options = words
+    named = options.pop(0) if options and not options[0].startswith("-") else None
+    recipe = read_run(Path(run).expanduser(), named)
+    options += ["--run", run, "--resume"]
+    _run(make_plan(recipe.name, options, recipe, "resume"), flags_of(options))
 
 
-def run(planned: Plan, flags: Sequence[str]) -> None:
+def _run(plan: Plan, flags: Sequence[str]) -> None:
     """Run a recipe. `flags` are the options in the words of the user."""
-    name, own, options, recipe = planned.name, planned.own, planned.options, planned.recipe
+    own = plan.parameters
+    options = plan.options
     if options.get("jobs") is not None:
         raise ValueError("--jobs: give the seeds of the runs with --seeds, such as --seeds 0-9")
     torch.set_num_threads(options["threads"])
-    store = _open_store(name, options) if "store" in own else None
-    with _terminable() as settle:
+    store = _open_store(plan.name, options) if "store" in own else None
+    with _exit_on_signals() as ignore_signals:
         try:
-            loop = call(planned.function, {**options, **planned.each}, **({"store": store} if store else {}))
-            if not isinstance(loop, Loop):
-                raise TypeError(f"{name} returned {type(loop).__name__}, not a rein.Loop")
-            if store is not None:
-                _say_if_renamed(name, options, store)
-                _write_config(loop, store, recipe)
-            loop.own("recipe", recipe)
-            if store is not None and all(part is not store for part in loop.parts.values()):
-                loop.own("store", store)
-                describe(loop, store)
-            caught = _attach(loop, name, options, store, planned.env_steps)
+            loop = _build_loop(plan, store)
+            caught = _attach_handlers(loop, plan, store)
             if options["resume"] and store is not None:
                 _resume(loop, store, flags)
             limits = {k: options[k] for k in ("epochs", "iterations") if k not in own and options[k] is not None}
-            if planned.env_steps is not None and "--epochs" not in planned.given:
+            if plan.env_steps is not None and "--epochs" not in plan.flags:
                 limits["epochs"] = None
             final = loop.run(**limits)
-            settle()
+            ignore_signals()
         finally:
             if store is not None:
                 store.close()
                 _remove_if_empty(store.path)
         try:
-            say(summary(final, store, planned.each))
+            say(_summary(final, store, plan.each))
             if caught.signal is not None:
                 hint = f"continue with: rein resume {shlex.quote(str(_shown(store)))}" if store else ""
                 say(hint or "nothing was stored, so the run cannot be resumed")
@@ -120,34 +111,37 @@ def run(planned: Plan, flags: Sequence[str]) -> None:
             raise SystemExit(128 + caught.signal)
 
 
-def _say_if_renamed(name: str, options: Mapping[str, Any], store: HDF5Store) -> None:
-    """Print the folder of a new run if the usual folder exists. Called only if the options are valid."""
-    usual = usual_folder(name)
-    if options["run"] is None and store.path.name != usual.name:
+def _build_loop(plan: Plan, store: HDF5Store | None) -> Loop:
+    """Build the loop of a recipe, which owns the recipe and the store."""
+    recipe = plan.recipe
+    loop = call_recipe(plan, **({"store": store} if store else {}))
+    if not isinstance(loop, Loop):
+        raise TypeError(f"{plan.name} returned {type(loop).__name__}, not a rein.Loop")
+    loop.own("recipe", recipe)
+    if store is None:
+        return loop
+    usual = usual_folder(plan.name)
+    if plan.options["run"] is None and store.path.name != usual.name:
         say(f"{usual} exists; this run goes to {_shown(store)}", error=True)
+    loop.started.wire(lambda state: write_whole(store.path / CONFIG, recipe.toml))
+    if all(part is not store for part in loop.parts.values()):
+        loop.own("store", store)
+        describe(loop, store)
+    return loop
 
 
-def _write_config(loop: Loop, store: HDF5Store, recipe: Recipe) -> None:
-    @loop.started.wire
-    def write_config(state: State) -> None:
-        write_whole(store.path / FILE, config_of(recipe))
-
-
-def _attach(
-    loop: Loop, name: str, options: Mapping[str, Any], store: HDF5Store | None, env_steps: int | None
-) -> Interrupts:
+def _attach_handlers(loop: Loop, plan: Plan, store: HDF5Store | None) -> Interrupts:
     """Attach the handlers of the command line: limits, progress, checkpoints and signals."""
+    env_steps = plan.env_steps
+    every = plan.options["checkpoint_every"]
     if env_steps is not None:
         stop_at(loop, env_steps=env_steps)
-    if not options["quiet"]:
-        progress(loop, description=name, total=env_steps)
-    saver, every = None, options["checkpoint_every"]
+    if not plan.options["quiet"]:
+        progress(loop, description=plan.name, total=env_steps)
+    saver = None
     if store is not None:
-        saver = (
-            checkpoint(loop, store, every=_SECONDS, unit="seconds")
-            if every is None
-            else checkpoint(loop, store, every=every)
-        )
+        period = {"every": _SECONDS, "unit": "seconds"} if every is None else {"every": every}
+        saver = checkpoint(loop, store, **period)
     return interrupts(loop, saver, force_after=0.7)
 
 
@@ -156,7 +150,7 @@ def _resume(loop: Loop, store: HDF5Store, flags: Sequence[str]) -> None:
         say(f"{_shown(store)} has no checkpoint; starting from the beginning")
         return
     try:
-        found = go_on(loop, store.path)
+        loaded = load_checkpoint(loop, store.path)
     except CheckpointError as error:
         named = [flag for flag in flags if f".{flag.removeprefix('--').replace('-', '_')} was" in str(error)]
         if not named:
@@ -165,12 +159,12 @@ def _resume(loop: Loop, store: HDF5Store, flags: Sequence[str]) -> None:
             f"rein resume: these options cannot change in a resumed run; leave out {', '.join(named)}, or start a new "
             f"run with rein train: {error}"
         ) from error
-    file = _shown(store) / found.path.relative_to(store.path)
-    say(f"resuming from {file}, after {found.about['clocks']['env_steps']:,} env steps")
+    file = _shown(store) / loaded.path.relative_to(store.path)
+    say(f"resuming from {file}, after {loaded.about['clocks']['env_steps']:,} env steps")
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[Callable[[], None]]:
+def _exit_on_signals() -> Iterator[Callable[[], None]]:
     """Exit on SIGTERM and SIGHUP, also outside a run, so that open files are closed.
 
     Yields a function to call after the run. Signals are then ignored until the store is closed and the summary printed.
@@ -182,7 +176,7 @@ def _terminable() -> Iterator[Callable[[], None]]:
     def leave(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
 
-    def settle() -> None:
+    def ignore_signals() -> None:
         for number in previous:
             signal.signal(number, signal.SIG_IGN)
 
@@ -193,7 +187,7 @@ def _terminable() -> Iterator[Callable[[], None]]:
         if number != signal.SIGINT and previous[number] != signal.SIG_IGN:
             signal.signal(number, leave)
     try:
-        yield settle
+        yield ignore_signals
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler or signal.SIG_DFL)
@@ -202,7 +196,7 @@ def _terminable() -> Iterator[Callable[[], None]]:
 def _open_store(name: str, options: Mapping[str, Any]) -> HDF5Store:
     run = options["run"] and options["run"].expanduser()
     if run is None:
-        return HDF5Store(free(usual_folder(name)), exist="new")
+        return HDF5Store(free_folder(usual_folder(name)), exist="new")
     if not options["resume"] and run.exists() and (not run.is_dir() or any(run.iterdir())):
         ways = f"`rein resume {shlex.quote(str(run))}` or --resume"
         raise ValueError(f"{run} exists; continue it with {ways}, or start a new run with another --run")
@@ -211,8 +205,8 @@ def _open_store(name: str, options: Mapping[str, Any]) -> HDF5Store:
 
 def _shown(store: HDF5Store) -> Path:
     """Return the run folder as given by the user, with the name that the store chose."""
-    given = Path(store.config["path"])
-    return given.with_name(store.path.name) if given.name else store.path
+    path = Path(store.config["path"])
+    return path.with_name(store.path.name) if path.name else store.path
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -222,7 +216,7 @@ def _remove_if_empty(folder: Path) -> None:
             path.rmdir()
 
 
-def summary(state: State, store: HDF5Store | None, each: Mapping[str, Sequence[Any]]) -> str:
+def _summary(state: State, store: HDF5Store | None, each: Mapping[str, Sequence[Any]]) -> str:
     """Return the lines to print after a run: result, location of the trajectories and further commands.
 
     `each` has the values of all learners of a population for the options in which they differ.
@@ -258,11 +252,11 @@ def summary(state: State, store: HDF5Store | None, each: Mapping[str, Sequence[A
 def _best_learner(state: State, each: Mapping[str, Sequence[Any]]) -> list[str]:
     """Return a line about the learner with the highest return; none without a population or an ended episode."""
     returns = {name: value for name, value in state.metrics.items() if name.startswith(LEARNER_RETURN)}
-    known = {name: value for name, value in returns.items() if not math.isnan(value)}
-    if not known:
+    measured = {name: value for name, value in returns.items() if not math.isnan(value)}
+    if not measured:
         return []
-    name = max(known, key=lambda name: known[name])
+    name = max(measured, key=lambda name: measured[name])
     best = int(name.removeprefix(LEARNER_RETURN))
     chosen = {option: values[best] for option, values in each.items()}
     texts = [f", {option} {x:.4g}" if isinstance(x, float) else f", {option} {x}" for option, x in chosen.items()]
-    return [f"best of {len(returns)} learners: learner {best}{''.join(texts)}, mean return {known[name]:.2f}"]
+    return [f"best of {len(returns)} learners: learner {best}{''.join(texts)}, mean return {measured[name]:.2f}"]

@@ -1,6 +1,6 @@
-"""Named runs. Each module defines a function with the name of the module, which returns a loop.
+"""Named runs: functions that build a loop. Their names are also those of `rein train`, with hyphens.
 
-The other public names are in `__init__.pyi`.
+`__init__.pyi` lists them with the modules that define them.
 """
 
 from rein.lazy import export

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rein.agents.ppo import PPO
 from rein.loop import Loop
-from rein.recipes.base import Builder, recipe
+from rein.recipes.recipe import Builder, recipe
 from rein.schedules import linear
 
 

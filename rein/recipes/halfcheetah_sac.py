@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rein.agents.sac import SAC
 from rein.loop import Loop
-from rein.recipes.base import Builder, recipe
+from rein.recipes.recipe import Builder, recipe
 
 
 @recipe("HalfCheetah-v5", SAC, num_envs=1, learning_starts=10_000, iterations=1_000)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from rein.agents.ppo import PPO
-from rein.handlers.solved import solved
 from rein.loop import Loop
-from rein.recipes.base import Builder, recipe
+from rein.recipes.recipe import Builder, recipe
 
 
 @recipe(
@@ -26,6 +25,4 @@ def lunarlander(build: Builder, stop_when_solved: bool = True) -> Loop:
     """PPO on LunarLander-v3: solved when the last 100 training episodes have a mean return of at least 200."""
     environment = build.environment()
     agent = build.agent(environment)
-    loop = build.loop(agent, environment)
-    solved(loop, "episode_return_100", at_least=200.0, stop=stop_when_solved)
-    return loop
+    return build.solved_loop(agent, environment, at_least=200.0, stop=stop_when_solved)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rein.agents.ppo import PPO
 from rein.envs.probes.memory import Memory
-from rein.handlers.solved import solved
 from rein.loop import Loop
-from rein.recipes.base import Builder, recipe
+from rein.recipes.recipe import Builder, recipe
 from rein.recipes.tasks import core_factory
 
 
@@ -32,6 +31,4 @@ def memory_ppo(build: Builder, core: str = "lstm", features: int = 64, stop_when
     """
     environment = build.environment()
     agent = build.agent(environment, core=core_factory(core, features), hidden=(features,))
-    loop = build.loop(agent, environment)
-    solved(loop, "episode_return_100", at_least=0.95, stop=stop_when_solved)
-    return loop
+    return build.solved_loop(agent, environment, at_least=0.95, stop=stop_when_solved)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from rein.agents.ppo import PPO
 from rein.envs.mountain_car import MountainCar
-from rein.handlers.evaluate_every import evaluate_every as evaluate
-from rein.handlers.solved import solved
 from rein.loop import Loop
-from rein.recipes.base import Builder, recipe
+from rein.recipes.recipe import Builder, recipe
 
 
 @recipe(
@@ -32,8 +30,12 @@ def mountaincar(
     """
     environment = build.environment()
     agent = build.agent(environment)
-    loop = build.loop(agent, environment)
-    test_environment = build.evaluation_environment(evaluation_episodes)
-    evaluate(loop, agent.policy(), test_environment, episodes=evaluation_episodes, every=evaluate_every)
-    solved(loop, "evaluation_return", at_least=-112.0, stop=stop_when_solved)
-    return loop
+    return build.evaluated_loop(
+        agent,
+        environment,
+        evaluation_episodes,
+        at_least=-112.0,
+        every=evaluate_every,
+        stop=stop_when_solved,
+        episodes=evaluation_episodes,
+    )

@@ -5,10 +5,8 @@ from __future__ import annotations
 from rein.agents.base.action_noise import OrnsteinUhlenbeck
 from rein.agents.ddpg import DDPG
 from rein.envs.pendulum import Pendulum
-from rein.handlers.evaluate_every import evaluate_every as evaluate
-from rein.handlers.solved import solved
 from rein.loop import Loop
-from rein.recipes.base import Builder, recipe
+from rein.recipes.recipe import Builder, recipe
 
 
 @recipe(
@@ -31,8 +29,4 @@ def pendulum_ddpg(build: Builder, sigma: float = 0.2, evaluate_every: int = 2, s
     """
     environment = build.environment()
     agent = build.agent(environment, noise=OrnsteinUhlenbeck(sigma=sigma))
-    loop = build.loop(agent, environment)
-    test_environment = build.evaluation_environment(100)
-    evaluate(loop, agent.policy(), test_environment, episodes=100, every=evaluate_every)
-    solved(loop, "evaluation_return", at_least=-200.0, stop=stop_when_solved)
-    return loop
+    return build.evaluated_loop(agent, environment, 100, at_least=-200.0, every=evaluate_every, stop=stop_when_solved)

@@ -18,7 +18,7 @@ from rein.handlers.solved import solved
 from rein.loop import Loop
 from rein.loop.state import State
 from rein.ops.random import generator
-from rein.recipes.base import Builder, recipe
+from rein.recipes.recipe import Builder, recipe
 from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.training.offline import offline_loop

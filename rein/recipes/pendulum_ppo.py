@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rein.agents.ppo import PPO
 from rein.envs.pendulum import Pendulum
-from rein.handlers.solved import solved
 from rein.loop import Loop
-from rein.recipes.base import Builder, recipe
+from rein.recipes.recipe import Builder, recipe
 
 
 @recipe(
@@ -25,6 +24,4 @@ def pendulum_ppo(build: Builder, stop_when_solved: bool = True) -> Loop:
     """PPO on Pendulum-v1: solved when the last 100 training episodes have a mean return of at least -250."""
     environment = build.environment()
     agent = build.agent(environment)
-    loop = build.loop(agent, environment)
-    solved(loop, "episode_return_100", at_least=-250.0, stop=stop_when_solved)
-    return loop
+    return build.solved_loop(agent, environment, at_least=-250.0, stop=stop_when_solved)

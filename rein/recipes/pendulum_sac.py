@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from rein.agents.sac import SAC
 from rein.envs.pendulum import Pendulum
-from rein.handlers.evaluate_every import evaluate_every as evaluate
-from rein.handlers.solved import solved
 from rein.loop import Loop
-from rein.recipes.base import Builder, recipe
+from rein.recipes.recipe import Builder, recipe
 
 
 @recipe(Pendulum, SAC, num_envs=4, learning_rate=1e-3, hidden=(64, 64), capacity=20_000, epochs=20, iterations=250)
@@ -15,8 +13,4 @@ def pendulum_sac(build: Builder, evaluate_every: int = 2, stop_when_solved: bool
     """SAC on Pendulum-v1: solved at a mean greedy return of at least -200. Takes at most 20,000 env steps."""
     environment = build.environment()
     agent = build.agent(environment)
-    loop = build.loop(agent, environment)
-    test_environment = build.evaluation_environment(100)
-    evaluate(loop, agent.policy(), test_environment, episodes=100, every=evaluate_every)
-    solved(loop, "evaluation_return", at_least=-200.0, stop=stop_when_solved)
-    return loop
+    return build.evaluated_loop(agent, environment, 100, at_least=-200.0, every=evaluate_every, stop=stop_when_solved)

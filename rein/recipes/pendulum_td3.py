@@ -5,10 +5,8 @@ from __future__ import annotations
 from rein.agents.base.action_noise import GaussianNoise
 from rein.agents.td3 import TD3
 from rein.envs.pendulum import Pendulum
-from rein.handlers.evaluate_every import evaluate_every as evaluate
-from rein.handlers.solved import solved
 from rein.loop import Loop
-from rein.recipes.base import Builder, recipe
+from rein.recipes.recipe import Builder, recipe
 
 
 @recipe(
@@ -30,8 +28,4 @@ def pendulum_td3(build: Builder, noise: float = 0.1, evaluate_every: int = 2, st
     """
     environment = build.environment()
     agent = build.agent(environment, noise=GaussianNoise(noise))
-    loop = build.loop(agent, environment)
-    test_environment = build.evaluation_environment(100)
-    evaluate(loop, agent.policy(), test_environment, episodes=100, every=evaluate_every)
-    solved(loop, "evaluation_return", at_least=-200.0, stop=stop_when_solved)
-    return loop
+    return build.evaluated_loop(agent, environment, 100, at_least=-200.0, every=evaluate_every, stop=stop_when_solved)

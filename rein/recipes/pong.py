@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from rein.agents.ppo import PPO
-from rein.handlers.solved import solved
 from rein.loop import Loop
-from rein.recipes.base import Builder, recipe
+from rein.recipes.recipe import Builder, recipe
 from rein.recipes.tasks import pong_screens
 from rein.schedules import linear
 
@@ -34,6 +33,4 @@ def pong(
     """
     environment = build.environment()
     agent = build.agent(environment, learning_rate=linear(learning_rate, 0.0, env_steps=env_steps))
-    loop = build.loop(agent, environment)
-    solved(loop, "episode_return_100", at_least=20.0, stop=stop_when_solved)
-    return loop
+    return build.solved_loop(agent, environment, at_least=20.0, stop=stop_when_solved)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from rein.agents.dqn import DQN
-from rein.handlers.solved import solved
 from rein.loop import Loop
-from rein.recipes.base import Builder, recipe
+from rein.recipes.recipe import Builder, recipe
 from rein.recipes.tasks import pong_screens
-from rein.schedules import linear
 
 
 @recipe(
@@ -24,27 +22,17 @@ from rein.schedules import linear
     tau=1.0,
     target_frequency=250,
     frame_stack=4,
+    epsilon=0.01,
+    epsilon_env_steps=1_000_000,
     iterations=1_000,
 )
-def pong_dqn(
-    build: Builder,
-    epsilon: float = 0.01,
-    epsilon_env_steps: int = 1_000_000,
-    env_steps: int = 10_000_000,
-    stop_when_solved: bool = True,
-) -> Loop:
+def pong_dqn(build: Builder, env_steps: int = 10_000_000, stop_when_solved: bool = True) -> Loop:
     """DQN on Atari Pong from images, 10 M env steps: solved at a mean return of 18 of 21 in 100 training episodes.
 
     The replay stores each frame once, as bytes: 100,000 transitions take 0.7 GB instead of 5.6 GB. The defaults are
     those of rl-baselines3-zoo for Atari, except that learning starts after 50,000 env steps as in Mnih et al. (2015).
     The run takes a day or more on one core. Use device="cuda" if a GPU is available.
-
-    Args:
-        epsilon: final probability of a random action; decreases from 1.
-        epsilon_env_steps: env steps over which epsilon decreases.
     """
     environment = build.environment()
-    agent = build.agent(environment, epsilon=linear(1.0, epsilon, env_steps=epsilon_env_steps))
-    loop = build.loop(agent, environment)
-    solved(loop, "episode_return_100", at_least=18.0, stop=stop_when_solved)
-    return loop
+    agent = build.agent(environment)
+    return build.solved_loop(agent, environment, at_least=18.0, stop=stop_when_solved)

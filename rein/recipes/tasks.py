@@ -9,7 +9,11 @@ from gymnasium.wrappers import AtariPreprocessing
 
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment, make_one
 from rein.envs.wrappers.observations import FrameStack
+from rein.handlers.evaluate_every import evaluate_every
+from rein.handlers.solved import solved
+from rein.loop import Loop
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
+from rein.recipes.recipe import Builder
 
 CORES = {"lstm": LSTM, "gru": GRU, "mingru": MinimalGRU, "none": None}
 
@@ -21,6 +25,22 @@ def optimal_return(target_x: int, target_y: int) -> float:
     """
     distances = [target_y + abs(target_x - x) for x in range(5)]
     return -sum(d * (d - 1) / 2 for d in distances) / len(distances)
+
+
+def gridworld_loop(
+    build: Builder, target: tuple[int, int], *, steps: int, every: int, stop: bool, episodic: bool = False, **test: Any
+) -> Loop:
+    """Build a loop on the Gridworld that is solved within 0.5 of the best return in episodes of at most `steps` steps.
+
+    `test` are options of the environment in which the policy is evaluated every `every` epochs.
+    """
+    environment = build.environment(possible_targets=[target])
+    agent = build.agent(environment)
+    loop = build.loop(agent, environment, episodic=episodic)
+    test_environment = build.evaluation_environment(200, possible_targets=[target], **test)
+    evaluate_every(loop, agent.policy(), test_environment, episodes=200, max_episode_steps=steps, every=every)
+    solved(loop, "evaluation_return", at_least=optimal_return(*target) - 0.5, stop=stop)
+    return loop
 
 
 def pong_screens(num_envs: int = 8, seed: int | None = None, *, size: int = 84) -> FrameStack:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from rein.agents.sac import SAC
 from rein.envs.turtleworld import Turtleworld
-from rein.handlers.evaluate_every import evaluate_every as evaluate
-from rein.handlers.solved import solved
 from rein.loop import Loop
-from rein.recipes.base import Builder, recipe
+from rein.recipes.recipe import Builder, recipe
 
 
 @recipe(
@@ -35,8 +33,6 @@ def turtleworld_sac(
     targets = [(target_x, target_y)]
     environment = build.environment(possible_targets=targets)
     agent = build.agent(environment)
-    loop = build.loop(agent, environment)
-    test_environment = build.evaluation_environment(100, possible_targets=targets)
-    evaluate(loop, agent.policy(), test_environment, episodes=100, every=evaluate_every)
-    solved(loop, "evaluation_return", at_least=-110.0, stop=stop_when_solved)
-    return loop
+    return build.evaluated_loop(
+        agent, environment, 100, at_least=-110.0, every=evaluate_every, stop=stop_when_solved, possible_targets=targets
+    )

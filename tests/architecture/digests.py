@@ -129,7 +129,10 @@ def digests() -> Iterator[tuple[str, str]]:
 
     torch.set_num_threads(1)
     for name, options in RECIPES.items():
-        loop = getattr(importlib.import_module(f"rein.recipes.{name}"), name)(None, seed=3, **options)
+        recipe = getattr(rein.recipes, name, None)
+        if not callable(recipe):  # in earlier commits
+            recipe = getattr(importlib.import_module(f"rein.recipes.{name}"), name)
+        loop = recipe(None, seed=3, **options)
         loop.run()
         agent = loop.parts["agent"]
         yield f"recipe {name}", digest([agent.state_dict(), loop.state.clocks.as_dict()["env_steps"]])

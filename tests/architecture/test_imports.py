@@ -49,7 +49,7 @@ LEAVES = {
     "envs/probes": {"probe"},
     "handlers": {"output", "loggers"},
     "handlers/loggers": {"attach", "media"},
-    "recipes": {"base", "tasks"},
+    "recipes": {"recipe", "tasks"},
 }
 
 # Third-party packages that only these subpackages may import. The longest matching name applies.

@@ -38,7 +38,7 @@ from sizes import size
 
 import rein
 from rein.ops.trees import leaves
-from rein.recipes.cartpole import cartpole
+from rein.recipes.cartpole_ppo import cartpole
 
 LEARNERS, ENVS, STEPS, ROUNDS = size(16, 2), size(128, 8), size(64, 16), size(7, 1)
 OPTIONS: dict[str, Any] = {"rollout_steps": STEPS, "learning_rate": 6e-3, "update_epochs": 2, "minibatches": 16}

@@ -115,7 +115,7 @@ def train_one(name: str, seed: int, folder: Path) -> None:
 def of_recipe(name: str, seed: int, folder: Path, recipe: str | None = None, **options: Any) -> dict[str, Any]:
     """Run a recipe with its defaults, as `rein train` does."""
     import rein
-    from rein.cli.recipes import find
+    from rein.cli.catalog import find
 
     store = rein.HDF5Store(folder)
     make = find(recipe or name)

@@ -32,7 +32,7 @@ import rein
 from rein.agents.ppo import PPO
 from rein.envs.cartpole import CartPole
 from rein.episodes.episode_statistics import EpisodeStatistics
-from rein.recipes.cartpole import cartpole
+from rein.recipes.cartpole_ppo import cartpole
 from rein.replay.rollout import RowBuffer
 from rein.store.memory_store import MemoryStore
 from rein.types import Trajectory

@@ -295,10 +295,10 @@ def test_new_folder_must_be_empty_and_outside_the_run(tmp_path):
 
 
 @pytest.mark.parametrize("words", [[], ["--fast", "new"], ["run"], ["a", "b", "c"]])
-def test_wrong_arguments_raise_with_the_usage(words, capsys):
-    with pytest.raises(SystemExit):
+def test_wrong_arguments_are_explained(words, capsys):
+    with pytest.raises(SystemExit, match="1"):
         main(["compact", *words])
-    assert "rein compact RUN NEW" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith("rein: compact: ")
 
 
 def test_folder_without_trajectories_raises(tmp_path):

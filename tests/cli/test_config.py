@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from rein.cli import main
-from rein.cli.config import config_of, read_config
-from rein.cli.options import parse
-from rein.cli.recipes import Recipe, find, recipe_names
+from rein.cli.arguments import parse_options
+from rein.cli.catalog import find, recipe_names
+from rein.cli.plans import Recipe, read_config
 
 TRAIN = ["train", "gridworld", "--quiet", "--epochs", "1", "--num-envs", "4"]
 CUSTOM = """
@@ -87,22 +87,22 @@ def test_limit_on_the_command_line_replaces_the_limit_of_the_file(capsys):
 
 def test_limit_that_was_not_given_is_not_in_the_file():
     recipe = Recipe("pong", {"env_steps": 10, "epochs": 3, "gamma": 0.5}, ["--epochs"])
-    assert tomllib.loads(config_of(recipe).decode()) == {"recipe": "pong", "epochs": 3, "gamma": 0.5}
+    assert tomllib.loads(recipe.toml.decode()) == {"recipe": "pong", "epochs": 3, "gamma": 0.5}
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_config_of_each_recipe_is_accepted(name):
-    options = parse(find(name), f"rein train {name}", [])
-    Path("mine.toml").write_bytes(config_of(Recipe(name, {**options, "quiet": None, "debug": None, "resume": None})))
+    options = parse_options(find(name), f"rein train {name}", [])
+    Path("mine.toml").write_bytes(Recipe(name, {**options, "quiet": None, "debug": None, "resume": None}).toml)
     text = Path("mine.toml").read_text()
     Path("mine.toml").write_text("".join(f"{line}\n" for line in text.splitlines() if '= "None"' not in line))
     before = read_config(Path("mine.toml"))
-    assert parse(find(name), f"rein train {name}", [], before.options) == options
+    assert parse_options(find(name), f"rein train {name}", [], before.options) == options
 
 
 def test_values_survive_the_file():
     values = {"a": 1, "b": 1e-05, "c": 1e20, "d": True, "e": 'a "b"\\\n\x7fü', "f": [], "g": [1, [2.5]], "h": -math.inf}
-    found = tomllib.loads(config_of(Recipe("x", values)).decode())
+    found = tomllib.loads(Recipe("x", values).toml.decode())
     assert found == {"recipe": "x", **values}
 
 

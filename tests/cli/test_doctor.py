@@ -66,8 +66,9 @@ def test_damaged_file_exits_with_status_1(capsys, monkeypatch):
 
 
 def test_doctor_takes_no_arguments(capsys):
-    main(["doctor", "--help"])
-    assert capsys.readouterr().out.startswith("usage: rein doctor: ")
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="0"):
+        main(["doctor", "--help"])
+    assert capsys.readouterr().out.startswith("usage: rein doctor")
+    with pytest.raises(SystemExit, match="1"):
         main(["doctor", "please"])
-    assert "takes no arguments, got please" in capsys.readouterr().err
+    assert "please" in capsys.readouterr().err

@@ -26,7 +26,7 @@ from rein.envs.pendulum import Pendulum
 from rein.handlers.evaluate_every import evaluate_every as evaluate_during
 from rein.handlers.solved import solved
 from rein.handlers.stop_at import stop_at
-from rein.recipes.cartpole import cartpole
+from rein.recipes.cartpole_ppo import cartpole
 from rein.training.offline import offline_loop
 from rein.training.supervised import train_step
 from tests import programs
@@ -100,7 +100,7 @@ COMMANDS = [  # words, and a part of the error message
     ("replay RUN --episode", "one value or more"),
     ("export RUN --to csv", "--to"),
     ("verify", "PATH"),
-    ("list cartpole", "no arguments"),
+    ("list cartpole", "cartpole"),
 ]
 
 
@@ -142,7 +142,7 @@ def loop(**options):
     return rein.training_loop(on_cartpole(rollout_steps=4), CartPole(2), iterations=4, **options)
 
 
-def options_of_run(agent):
+def options_read_run(agent):
     """Return the options in the `run.json` of an agent."""
     return {name: value for name, value in agent.config.items() if not name.endswith("_space")}
 
@@ -221,7 +221,7 @@ API = {  # mistake, and a part of the error message
     "PPO(gymnasium env)": (lambda: PPO(single()), "rein.make"),
     "PPO('CartPole-v1')": (lambda: PPO("CartPole-v1"), "rein.make"),
     "PPO(env, **config)": (lambda: PPO(CartPole(2), **on_cartpole().config), "rein.load_agent"),
-    "PPO(env, **options)": (lambda: PPO(CartPole(2), **options_of_run(on_cartpole())), "rein.load_agent"),
+    "PPO(env, **options)": (lambda: PPO(CartPole(2), **options_read_run(on_cartpole())), "rein.load_agent"),
     "PPO(env, minibatches > rows)": (lambda: PPO(CartPole(2), rollout_steps=4, minibatches=9), "8 rows"),
     "Population(PPO, minibatches > rows)": (
         lambda: rein.Population(PPO, CartPole(4), learners=2, rollout_steps=4, minibatches=9),

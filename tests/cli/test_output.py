@@ -11,7 +11,7 @@ import pytest
 from rich.table import Table
 
 import rein.cli
-from rein.cli import main, output
+from rein.cli import main, terminal
 
 EVIL = "a\x1b]0;owned\x07\x9b2J\u202eb"
 PLAIN = "a?]0;owned??2J?b"
@@ -19,21 +19,21 @@ PLAIN = "a?]0;owned??2J?b"
 
 @pytest.mark.parametrize("error", [False, True])
 def test_text_is_printed_without_control_characters(capsys, error):
-    output.say(f"{EVIL}\n\tnext", error=error)
+    terminal.say(f"{EVIL}\n\tnext", error=error)
     assert capsys.readouterr()[error] == f"{PLAIN}\n\tnext\n"
 
 
 def test_table_is_printed_without_control_characters(capsys):
     table = Table("name")
     table.add_row(EVIL)
-    output.say(table)
+    terminal.say(table)
     assert "a?]0;owned" in (text := capsys.readouterr().out)
     assert all(line.isprintable() for line in text.splitlines())
 
 
 @pytest.mark.filterwarnings("always")
 def test_warnings_and_log_messages_are_printed_without_control_characters(capsys):
-    with output.plain_messages():
+    with terminal.plain_messages():
         assert "\x1b" not in warnings.formatwarning(EVIL, UserWarning, EVIL, 1)
         assert logging.lastResort is not None
         record = logging.LogRecord("rein", logging.WARNING, "", 0, "%s", (EVIL,), None)
@@ -48,10 +48,10 @@ def test_error_is_printed_without_control_characters(capsys):
     assert PLAIN in text and "\x1b" not in text
 
 
-def test_only_output_module_prints():
+def test_only_terminal_module_prints():
     printing = set()
     for path in Path(rein.cli.__file__).parent.glob("*.py"):
         calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
         if {"print", "Console"} & {getattr(call.func, "id", "") for call in calls}:
             printing.add(path.name)
-    assert printing == {"output.py"}, "use rein.cli.output.say"
+    assert printing == {"terminal.py"}, "use rein.cli.terminal.say"

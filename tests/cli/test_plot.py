@@ -339,7 +339,7 @@ class TestCommand:
         self, words: list[str], name: str, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any, capsys: Any
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr("rein.cli.plot.has_screen", lambda: False)
+        monkeypatch.setattr("rein.cli.plots.has_screen", lambda: False)
         plot(runs["a"], *words)
         assert (tmp_path / name).read_bytes().startswith(PNG)
         assert capsys.readouterr().out == f"wrote {name}\n"
@@ -349,7 +349,7 @@ class TestCommand:
 
         shown: list[Any] = []
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr("rein.cli.plot.has_screen", lambda: True)
+        monkeypatch.setattr("rein.cli.plots.has_screen", lambda: True)
         monkeypatch.setattr(pyplot, "show", lambda: shown.extend(pyplot.get_fignums()))
         plot(runs["a"])
         pyplot.close("all")
@@ -368,7 +368,7 @@ class TestCommand:
     def test_paths_equal_the_stored_episodes(self, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any) -> None:
         drawn: dict[str, Any] = {}
         monkeypatch.setattr(
-            "rein.cli.plot.draw_paths", lambda axes, paths, targets, size: drawn.update(paths, targets=targets)
+            "rein.cli.plots.draw_paths", lambda axes, paths, targets, size: drawn.update(paths, targets=targets)
         )
         plot(runs["a"], "--paths", "--episode", "300", "301", "--output", tmp_path / "paths.png")
         run = rein.open_run(runs["a"])
@@ -410,7 +410,9 @@ class TestCommand:
 
     def test_larger_board_is_drawn(self, tmp_path: Path, monkeypatch: Any) -> None:
         drawn: dict[str, Any] = {}
-        monkeypatch.setattr("rein.cli.plot.draw_paths", lambda axes, paths, targets, size: drawn.update(paths, of=size))
+        monkeypatch.setattr(
+            "rein.cli.plots.draw_paths", lambda axes, paths, targets, size: drawn.update(paths, of=size)
+        )
         environment = Gridworld(4, [(6, 1)], seed=0, size=7, max_episode_steps=20)
         agent = rein.agents.q_learning.QLearning(environment.single_observation_space, environment.single_action_space)
         store = rein.HDF5Store(tmp_path / "run")
@@ -428,7 +430,7 @@ class TestCommand:
 
     def values(self, path: Path, tmp_path: Path, monkeypatch: Any) -> np.ndarray:
         drawn: list[np.ndarray] = []
-        monkeypatch.setattr("rein.cli.plot.draw_values", lambda axes, board, target: drawn.append(board))
+        monkeypatch.setattr("rein.cli.plots.draw_values", lambda axes, board, target: drawn.append(board))
         plot(path, "--values", "--output", tmp_path / "values.png")
         (found,) = drawn
         return found

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rein.cli.processes import Display, Job, Limit, error_of, run_jobs
+from rein.cli.jobs import Display, Job, Limit, run_jobs
 
 CHILD = """
 import os, pathlib, signal, sys, time
@@ -50,7 +50,7 @@ def test_failed_process_does_not_stop_the_others(tmp_path):
     jobs = jobs_of(tmp_path, "fail", "finish", "solve")
     assert run(jobs) is None
     assert [job.status for job in jobs] == ["failed", "finished", "solved"]
-    assert error_of(jobs[0]) == "it has failed"
+    assert jobs[0].error() == "it has failed"
     assert (jobs[2].env_steps, jobs[2].share, jobs[2].score("episode_return_100")) == (100, 0.5, 7.5)
 
 
@@ -69,7 +69,7 @@ def test_processes_are_limited(tmp_path):
 
 def test_cores_are_shared(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr("rein.cli.processes.cores", lambda: 8)
+    monkeypatch.setattr("rein.cli.jobs.cores", lambda: 8)
     run(jobs_of(tmp_path, "finish"), 3)
     assert (tmp_path / "0-finish/threads").read_text() == "2"
 
@@ -131,7 +131,7 @@ def test_run_is_saved_when_the_parent_is_killed(tmp_path):
     words = ["train", "gridworld", "--epochs", "100000", "--no-stop-when-solved", "--run", str(tmp_path / "run")]
     program = f"""
 import pathlib
-from rein.cli.processes import *
+from rein.cli.jobs import *
 job = Job("x", pathlib.Path({str(tmp_path / "run")!r}), {[*words, "--quiet"]!r})
 run_jobs(iter([job]), 1, Display(1, quiet=True))
 """

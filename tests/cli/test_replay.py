@@ -441,7 +441,7 @@ EVIL = "raise SystemExit('the file chose what to run')"
         lambda parts: parts.update(environment={"type": "evil.make", "config": {}}),
         lambda parts: parts.update(environment={"type": "subprocess.Popen", "config": {"args": "true"}}),
         lambda parts: parts.update(environment={"type": "rein.envs.cartpole.torch", "config": {}}),
-        lambda parts: parts.update(environment={"type": "rein.cli.replay.main", "config": {}}),
+        lambda parts: parts.update(environment={"type": "rein.cli.play.evaluate", "config": {}}),
         lambda parts: parts.update(environment=adapter("evil:CartPole-v1")),
         lambda parts: parts.update(environment=adapter("GymV26Environment-v0")),
         lambda parts: parts.update(environment=adapter("CartPole-v1", wrapper="<function f at 0x1>")),

@@ -14,7 +14,7 @@ import pytest
 
 import rein
 from rein.cli import main
-from rein.cli.recipes import Recipe
+from rein.cli.plans import Recipe
 from rein.store.checkpoint_file import read_checkpoint
 
 TRAIN = ["train", "gridworld", "--quiet", "--no-stop-when-solved"]

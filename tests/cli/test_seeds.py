@@ -16,8 +16,7 @@ import pytest
 
 import rein
 from rein.cli import main
-from rein.cli.processes import Display, Job
-from rein.cli.seeds import seeds_of
+from rein.cli.jobs import Display, Job, parse_seeds
 
 TRAIN = ["train", "gridworld", "--epochs", "2", "--num-envs", "64"]
 
@@ -35,7 +34,7 @@ def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 job.status = "failed"
             job.refresh()
 
-    monkeypatch.setattr("rein.cli.seeds.run_jobs", run_jobs)
+    monkeypatch.setattr("rein.cli.jobs.run_jobs", run_jobs)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -48,13 +47,13 @@ def options_of(run: str) -> dict[str, Any]:
     ("text", "seeds"), [("3", [3]), ("0-2", [0, 1, 2]), ("5,0,3", [0, 3, 5]), ("0-2,1-3, 9", [0, 1, 2, 3, 9])]
 )
 def test_seeds_are_ranges_and_numbers(text, seeds):
-    assert seeds_of(text) == seeds
+    assert parse_seeds(text) == seeds
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "1.5", "0-", "0-99999999", "0,,1"])
 def test_invalid_seeds_raise(text):
     with pytest.raises(ValueError, match="--seeds"):
-        seeds_of(text)
+        parse_seeds(text)
 
 
 def test_each_seed_has_a_folder_and_a_row(work_folder, capsys):

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from rein.cli import main as command
-from rein.cli.run_folder import show, show_command
+from rein.cli.run_folder import show
 from rein.errors import StoreError
 from rein.store.hdf5 import HDF5Store
 from rein.testing.store import make_trajectory, with_fields
@@ -26,7 +26,7 @@ def output(capsys, monkeypatch):
 
 
 def test_show_prints_files_numbers_and_fields(path, output):
-    show_command([str(path)])
+    show(path)
     text = output()
     assert "run.json" in text
     assert "trajectories/ 6 files" in text
@@ -86,22 +86,24 @@ def reward_field():
 
 
 @pytest.mark.parametrize("arguments", [[], ["a", "b"], ["--all"]])
-def test_wrong_arguments_raise_with_the_usage(arguments):
-    with pytest.raises(ValueError, match="rein show PATH"):
-        show_command(arguments)
+def test_wrong_arguments_are_explained(arguments, capsys):
+    with pytest.raises(SystemExit, match="1"):
+        command(["show", *arguments])
+    assert "see rein show --help" in capsys.readouterr().err or arguments == ["--all"]
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["a", "--help"]])
 def test_help_shows_the_usage(arguments, output):
-    show_command(arguments)
-    assert "usage: rein show PATH" in output()
+    with pytest.raises(SystemExit, match="0"):
+        command(["show", *arguments])
+    assert "usage: rein show" in output()
 
 
 def test_show_prints_a_run_without_trajectories(tmp_path, capsys):
     store = HDF5Store(tmp_path / "run", every=0)
     store.write_run({"versions": {}})
     store.close()
-    show_command([str(tmp_path / "run")])
+    show(tmp_path / "run")
     shown = capsys.readouterr().out
     assert "run.json" in shown and "no trajectories are stored" in shown
 
@@ -121,7 +123,7 @@ def test_show_prints_a_run_without_finished_files(tmp_path, capsys, parts, messa
     store.write_run({"parts": {**parts, "metrics_files": {}}})
     if ended:
         (tmp_path / "run" / "metrics.csv").write_text("epoch\n1\n")
-    show_command([str(tmp_path / "run")])
+    show(tmp_path / "run")
     more = "plot the metrics with `rein plot`" if ended else "no epoch has ended yet"
     assert f"{message}; {more}" in " ".join(capsys.readouterr().out.split())
     store.close()

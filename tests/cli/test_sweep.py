@@ -18,16 +18,15 @@ import numpy as np
 import pytest
 
 from rein.cli import main
-from rein.cli.plan import Plan, plan
-from rein.cli.processes import Display, Job
-from rein.cli.sweep import Space, space_of
+from rein.cli.jobs import Display, Job
+from rein.cli.plans import Plan, Space, make_plan
 
 SWEEP = ["sweep", "gridworld", "--epochs", "10", "--param", "learning_rate=log:1e-3..1"]
 OPTIONS = {"learning_rate", "hidden", "num_envs", "normalize_observation", "activation", "gae_lambda"}
 
 
 def check(words: list[str]) -> Plan:
-    return plan("cartpole", words, None, "sweep")
+    return make_plan("cartpole", words, None, "sweep")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +44,7 @@ def check(words: list[str]) -> Plan:
     ],
 )
 def test_param_describes_a_space(text, space):
-    assert space_of(text, OPTIONS, check) == space
+    assert Space.parse(text, OPTIONS, check) == space
 
 
 @pytest.mark.parametrize(
@@ -66,7 +65,7 @@ def test_param_describes_a_space(text, space):
 )
 def test_invalid_param_raises(text, keyword):
     with pytest.raises((ValueError, TypeError), match=keyword):
-        space_of(text, OPTIONS, check)
+        Space.parse(text, OPTIONS, check)
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +16,8 @@ from rich.file_proxy import FileProxy
 
 import rein
 from rein.cli import main
-from rein.cli.options import parse
-from rein.cli.recipes import find, recipe_names
+from rein.cli.arguments import parse_options
+from rein.cli.catalog import describe, find, recipe_names
 
 MODULE = """
 import rein
@@ -84,7 +86,7 @@ def test_env_steps_end_a_run(work_folder, capsys):
 def test_parameters_of_a_custom_function_are_flags(work_folder, capsys):
     main(["train", "my_module:make_loop", "--steps", "5", "--quiet", "--epochs", "4"])
     assert "completed" in capsys.readouterr().out
-    assert parse(find("my_module:make_loop"), "x", ["--steps", "7"])["steps"] == 7
+    assert parse_options(find("my_module:make_loop"), "x", ["--steps", "7"])["steps"] == 7
 
 
 def test_help_lists_custom_and_common_options(work_folder, capsys):
@@ -99,7 +101,7 @@ def test_help_lists_custom_and_common_options(work_folder, capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["fly"], "unknown command 'fly'; the commands are train, resume, sweep, evaluate, runs, show, "),
+        (["fly"], "unknown command 'fly'; the commands are train, resume, sweep, evaluate, list, runs, "),
         (["train"], "name a recipe"),
         (["train", "gridwrld"], "unknown recipe 'gridwrld'; did you mean 'gridworld'?"),
         (["train", "zzz"], f"the recipes are {', '.join(recipe_names())}."),
@@ -132,6 +134,17 @@ def test_list_names_every_recipe(capsys):
     shown = capsys.readouterr().out
     assert all(name in shown for name in recipe_names())
     assert {"cartpole", "gridworld", "taxi"} <= set(recipe_names())
+
+
+def test_descriptions_in_the_list_are_those_of_the_recipes():
+    assert {name: describe(name) for name in recipe_names()} == {
+        name: inspect.getdoc(find(name)).partition("\n")[0] for name in recipe_names()
+    }
+
+
+def test_every_module_with_a_recipe_is_in_the_list():
+    modules = {module.name for module in pkgutil.iter_modules(rein.recipes.__path__)}
+    assert {find(name).__module__.rpartition(".")[2] for name in recipe_names()} == modules - {"recipe", "tasks"}
 
 
 def test_usage_and_version_are_printed(capsys):

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import rein
 from rein.agents.base.summary import named_parameters
+from rein.cli.play import film
 from rein.cli.rebuild import environment_of
-from rein.cli.replay import film
 from rein.envs.navigation import Navigation
 from rein.envs.wrappers import FrameSkip, FrameStack, RecordVideo, TimeLimit
 from rein.episodes.episode_replay import replay

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 import rein
-from rein.cli.run_folder import show_command, verify_command
+from rein.cli.run_folder import show, verify_files
 from rein.errors import StoreError
 from rein.ops.random import stream_seed
 
@@ -54,13 +54,13 @@ def read_all(path: Path) -> None:
 
 def shown(path: Path) -> None:
     """Run `rein show`."""
-    show_command([str(path)])
+    show(path)
 
 
 def verified(path: Path) -> None:
     """Run `rein verify`, which must end with status 1 if it finds a problem."""
     try:
-        verify_command([str(path)])
+        verify_files(path)
     except SystemExit as end:
         if end.code != 1:
             raise AssertionError(f"rein verify ended with status {end.code}") from end

@@ -23,16 +23,16 @@ from typing import Any
 import torch
 
 import rein
-import rein.cli.evaluate
-import rein.cli.plot
+import rein.cli.play
+import rein.cli.plots
 import rein.cli.run_folder
 import rein.cli.train
 import rein.store.format.state_codec
 from rein.cli import main as command
-from rein.cli.recipes import Recipe
+from rein.cli.plans import Recipe
 from rein.errors import ReinError
 from rein.handlers.run_files import describe
-from rein.recipes.gridworld import gridworld
+from rein.recipes.gridworld_q_learning import gridworld
 from rein.store.checkpoint_file import write_checkpoint
 
 MEMORY = 1 << 30  # bytes in addition to those in use at the start

@@ -21,11 +21,11 @@ import pytest
 import rein
 import rein.cli.run_folder
 from rein.cli import main
-from rein.cli.recipes import Recipe
+from rein.cli.plans import Recipe
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.run_files import describe
 from rein.loop import info
-from rein.recipes.gridworld import gridworld
+from rein.recipes import gridworld
 
 EVIL = "evil\x1b]0;owned\x07\x9b2J"  # sets a terminal's title, and clears its screen
 DEADLINE = 300.0  # seconds for all commands together
@@ -341,9 +341,7 @@ def test_git_configuration_around_a_run_executes_no_program(tmp_path, monkeypatc
 def test_custom_recipe_is_resumed_by_name(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    module = (
-        "from rein.recipes.gridworld import gridworld\ndef make_loop(store, *, num_envs: int = 4, epochs: int = 2):\n"
-    )
+    module = "from rein.recipes import gridworld\ndef make_loop(store, *, num_envs: int = 4, epochs: int = 2):\n"
     module += "    return gridworld(store, num_envs=num_envs, iterations=10, epochs=epochs, stop_when_solved=False)\n"
     Path("custom_recipe.py").write_text(module)
     main(["train", "custom_recipe:make_loop", "--run", "run", "--num-envs", "8", "--quiet"])

@@ -10,12 +10,12 @@ from rein.agents.dqn import DQN
 from rein.agents.ppo import PPO
 from rein.agents.q_learning import QLearning
 from rein.agents.recurrent_dqn import RecurrentDQN
-from rein.cli.options import parse
+from rein.cli.arguments import parse_options
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.loop import Loop
-from rein.recipes.base import Builder, recipe
+from rein.recipes.recipe import Builder, recipe
 from rein.schedules import Schedule, linear
 
 
@@ -132,13 +132,13 @@ def test_flags_cover_options_with_simple_values():
     def scheduled(build: Builder) -> Loop:
         raise AssertionError
 
-    options = parse(scheduled, "x", ["--learning-rate", "0.5", "--hidden", "4", "5", "--huber", "None"])
+    options = parse_options(scheduled, "x", ["--learning-rate", "0.5", "--hidden", "4", "5", "--huber", "None"])
     assert (options["learning_rate"], options["hidden"], options["huber"]) == (0.5, (4, 5), None)
     assert isinstance(options["epsilon"], Schedule)
-    assert parse(scheduled, "x", ["--epsilon", "0.25"])["epsilon"] == 0.25
+    assert parse_options(scheduled, "x", ["--epsilon", "0.25"])["epsilon"] == 0.25
     assert not {"stem", "optimizer", "guard", "store"} & options.keys()
     with pytest.raises(ValueError, match="no option --stem"):
-        parse(scheduled, "x", ["--stem", "y"])
+        parse_options(scheduled, "x", ["--stem", "y"])
 
 
 def test_option_can_be_a_schedule_in_python():

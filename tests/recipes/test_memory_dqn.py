@@ -6,7 +6,7 @@ import pytest
 
 from rein.agents.dqn import DQN
 from rein.cli import main
-from rein.cli.recipes import find
+from rein.cli.catalog import find
 from rein.episodes import evaluate
 from rein.ops.random import stream_seed
 from rein.recipes.memory_dqn import memory_dqn

@@ -8,7 +8,7 @@ import pytest
 
 import rein
 from rein.cli import main
-from rein.recipes.navigation import navigation
+from rein.recipes.navigation_ppo import navigation
 from rein.testing.stateful import first_difference
 
 SMALL: dict[str, Any] = {"worlds": 2, "agents": 3, "iterations": 8, "minibatches": 2, "update_epochs": 3, "epochs": 3}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rein.cli import main
-from rein.cli.recipes import find
+from rein.cli.catalog import find
 from rein.recipes.cartpole_dqn import cartpole_dqn
 from rein.recipes.gridworld_dqn import gridworld_dqn
 from rein.recipes.halfcheetah_sac import halfcheetah_sac

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rein.cli import main
-from rein.cli.recipes import find
+from rein.cli.catalog import find
 from rein.episodes import evaluate
 from rein.ops.random import stream_seed
-from rein.recipes.acrobot import acrobot
+from rein.recipes.acrobot_ppo import acrobot
 from rein.recipes.halfcheetah_ppo import halfcheetah_ppo
 from rein.recipes.lunarlander import lunarlander
 from rein.recipes.memory_ppo import memory_ppo

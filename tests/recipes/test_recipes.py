@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import rein
-from rein.recipes.cartpole import cartpole
-from rein.recipes.gridworld import gridworld
+from rein.recipes.cartpole_ppo import cartpole
+from rein.recipes.gridworld_q_learning import gridworld
 from rein.recipes.tasks import optimal_return
 from rein.recipes.taxi import taxi
 from rein.testing.stateful import first_difference

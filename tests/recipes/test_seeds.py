@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rein.recipes.gridworld import gridworld
+from rein.recipes.gridworld_q_learning import gridworld
 from rein.recipes.tasks import optimal_return
 from rein.recipes.taxi import taxi
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rein.cli import main
-from rein.cli.recipes import find
+from rein.cli.catalog import find
 from rein.recipes.lunarlander_dqn import lunarlander_dqn
 from rein.recipes.pong_dqn import pong_dqn
 from rein.replay.frames import FrameReplay, PrioritizedFrameReplay

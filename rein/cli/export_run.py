@@ -9,8 +9,6 @@ from typing import Any
 
 import tyro
 
-from rein.cli.options import arguments_of
-from rein.cli.output import say
 from rein.cli.rebuild import (
     Described,
     agent_of,
@@ -20,6 +18,7 @@ from rein.cli.rebuild import (
     num_envs_of,
     part_type,
 )
+from rein.cli.terminal import say
 from rein.envs.base.contract import agents_per_world
 from rein.files import short
 from rein.integrations import export as policies
@@ -30,11 +29,6 @@ from rein.store.loading import part_at
 from rein.store.reader import Run, open_run
 
 _POLICIES = tuple(suffix[1:] for suffix in policies.ENCODERS)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run `rein export`."""
-    export(**arguments_of(export, "rein export", arguments))
 
 
 def export(
@@ -60,16 +54,14 @@ def export(
         author: author of the dataset.
         description: description of the dataset.
     """
-    kind, names = to[0], to[1:]
+    kind = to[0]
+    names = to[1:]
     if kind == "minari" and len(names) == 1:
         _export_episodes(run, names[0], agent, environment, author, description)
     elif kind in _POLICIES and len(names) <= 1:
-        if given := [
-            name
-            for name, value in {"agent": agent, "author": author, "description": description}.items()
-            if value is not None
-        ]:
-            raise ValueError(f"--{given[0]} has no effect with --to {kind}; remove it")
+        for name, value in {"agent": agent, "author": author, "description": description}.items():
+            if value is not None:
+                raise ValueError(f"--{name} has no effect with --to {kind}; remove it")
         _export_policy(Path(run).expanduser(), kind, names, environment)
     else:
         raise ValueError(
@@ -79,15 +71,15 @@ def export(
 
 
 def _export_policy(run: Path, kind: str, names: Sequence[str], named: str | None) -> None:
-    found = part_at(run)
+    saved = part_at(run)
     folder = next((folder for folder in (run, *run.parents) if (folder / "run.json").is_file()), None)
     path = Path(names[0]).expanduser() if names else (folder or run.parent) / f"policy.{kind}"
     if path.suffix != f".{kind}":
         raise ValueError(f"--to {kind} {path}: the name of the file must end in .{kind}")
     described = None if folder is None else Described.of(folder)
     made = None if named is None else made_by(named)
-    agent = agent_of(found, described, made, "cpu", "rein export RUN --to onnx", f'rein.export(agent, "policy.{kind}")')
-    metrics: Any = (look(found.path) or {}).get("metrics")
+    agent = agent_of(saved, described, made, "cpu", "rein export RUN --to onnx", f'rein.export(agent, "policy.{kind}")')
+    metrics: Any = (look(saved.path) or {}).get("metrics")
     mean_return = metrics.get("evaluation_return") if isinstance(metrics, Mapping) else None
     policies.export(
         agent,
@@ -95,26 +87,27 @@ def _export_policy(run: Path, kind: str, names: Sequence[str], named: str | None
         environment=None if described is None else environment_name(described),
         mean_return=mean_return if isinstance(mean_return, float) and math.isfinite(mean_return) else None,
     )
-    say(f"exported the policy of {short(found.path)} to {short(path)}, with the model card {short(card_path(path))}")
+    say(f"exported the policy of {short(saved.path)} to {short(path)}, with the model card {short(card_path(path))}")
 
 
 def _export_episodes(
     run: str, dataset_id: str, agent: int | None, environment: str | None, author: str | None, description: str | None
 ) -> None:
-    found = open_run(run)
-    made = environment_of(found, environment)
+    stored = open_run(run)
+    made = environment_of(stored, environment)
     try:
-        spaces, spec = (made.single_observation_space, made.single_action_space), spec_of(made)
-        rows = None if agent is None else _rows_of(agent, agents_per_world(made), num_envs_of(found))
+        spaces = (made.single_observation_space, made.single_action_space)
+        spec = spec_of(made)
+        rows = None if agent is None else _rows_of(agent, agents_per_world(made), num_envs_of(stored))
     finally:
         getattr(made, "close", lambda: None)()
-    about = {"author": author, "description": description, "algorithm_name": part_type(found, "agent") or None}
-    dataset = export_minari(found, dataset_id, *spaces, environment=spec, rows=rows, **about)
+    about = {"author": author, "description": description, "algorithm_name": part_type(stored, "agent") or None}
+    dataset = export_minari(stored, dataset_id, *spaces, environment=spec, rows=rows, **about)
     say(
         f"exported {dataset.total_episodes:,} episodes with {dataset.total_steps:,} steps "
         f"to {dataset.storage.data_path}"
     )
-    left = _transitions(found, rows) - dataset.total_steps
+    left = _transitions(stored, rows) - dataset.total_steps
     if left:
         say(f"omitted {left:,} steps of episodes that are unfinished or whose beginning was not stored")
     say(f'load it with: minari.load_dataset("{dataset_id}")')

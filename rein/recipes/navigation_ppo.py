@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rein.agents.ppo import PPO
 from rein.envs.navigation import Navigation
-from rein.handlers.solved import solved
 from rein.loop import Loop
-from rein.recipes.base import Builder, recipe
+from rein.recipes.recipe import Builder, recipe
 
 
 @recipe(
@@ -25,6 +24,4 @@ def navigation(build: Builder, stop_when_solved: bool = True) -> Loop:
     """PPO on Navigation, one policy for all agents: solved when the last 100 episodes have a mean return of 2.1."""
     environment = build.environment()
     agent = build.agent(environment)
-    loop = build.loop(agent, environment)
-    solved(loop, "episode_return_100", at_least=2.1, stop=stop_when_solved)
-    return loop
+    return build.solved_loop(agent, environment, at_least=2.1, stop=stop_when_solved)

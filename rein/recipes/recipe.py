@@ -7,9 +7,7 @@ Example::
         '''PPO on CartPole-v1: solved at a mean return of 475.'''
         environment = build.environment()
         agent = build.agent(environment)
-        loop = build.loop(agent, environment)
-        solved(loop, "episode_return_100", at_least=475.0, stop=stop_when_solved)
-        return loop
+        return build.solved_loop(agent, environment, at_least=475.0, stop=stop_when_solved)
 
     loop = cartpole(store, num_envs=64, clip=0.1)
 
@@ -39,9 +37,12 @@ from rein.agents.base.options import options_of
 from rein.agents.population import Population
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment
 from rein.errors import refuse_unknown
+from rein.handlers.evaluate_every import evaluate_every
+from rein.handlers.solved import solved
 from rein.loop import Loop
 from rein.ops.random import stream_seed
 from rein.protocols import Store
+from rein.schedules import linear
 from rein.training.training_loop import training_loop
 
 RUN = {"seed": 0, "device": "cpu", "epochs": 1, "iterations": 128, "learners": 1}
@@ -66,17 +67,26 @@ _LEFT_OUT = ("threads",)  # option of agents; on the command line, --threads set
 Parameters = dict[str, inspect.Parameter]
 
 
+def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+# options of a recipe with a default for `epsilon_env_steps`, which replace the option `epsilon` of its agent
+EPSILON = {
+    "epsilon": _parameter("epsilon", 0.05, float),
+    "epsilon_env_steps": _parameter("epsilon_env_steps", 10_000, int),
+}
+EPSILON_HELP = {
+    "epsilon": "final probability of a random action; decreases from 1",
+    "epsilon_env_steps": "env steps over which epsilon decreases",
+}
+
+
 class _Agent(NamedTuple):
     """Class and options of an agent."""
 
     kind: type[Any]
     options: dict[str, Any]
-
-
-class _Described(Exception):  # not an error
-    """Raised by `_Describer.agent` with the class and the options of an agent, to end the function of a recipe."""
-
-    agent: _Agent
 
 
 @attrs.frozen
@@ -90,17 +100,12 @@ class Builder:
     store: Store | None
     environment_class: Callable[..., Any]
     agent_class: type[Any]
-    # function that returns class and options of the agent of each learner, given the environment
-    agents: Callable[[Any], list[_Agent]] | None = None
+    # function that returns the agent of each learner, given the environment of all; None for a single learner
+    describe_learners: Callable[[Any], list[_Agent]] | None = None
 
     def environment(self, **replaced: Any) -> Any:
         """Build the environment, with rows for all learners."""
-        parameters = _environment_options(self.environment_class)
-        options = self._of(parameters, replaced)
-        if self.learners > 1:
-            rows = "worlds" if "worlds" in parameters else "num_envs"
-            options[rows] = self.learners * options.get(rows, parameters[rows].default)
-        return self.environment_class(**options)
+        return self._build_environment(replaced)
 
     def evaluation_environment(self, num_envs: int, **replaced: Any) -> Any:
         """Build an environment for evaluation, with a different seed than the training environment.
@@ -108,7 +113,7 @@ class Builder:
         `num_envs` is rounded up to equal numbers for all learners.
         """
         seed = stream_seed(self.options["seed"], "evaluation")
-        return self.environment(num_envs=-(-num_envs // self.learners), seed=seed, **replaced)
+        return self._build_environment({"num_envs": -(-num_envs // self.learners), "seed": seed, **replaced})
 
     @property
     def learners(self) -> int:
@@ -120,18 +125,21 @@ class Builder:
 
         Returns a population if there are several learners.
         """
-        if self.agents is not None:
-            return _population(self.agents(environment), environment)
+        if self.describe_learners is not None:
+            return _population(self.describe_learners(environment), environment)
         kind, options = self.described_agent(agent_class, **replaced)
         return kind(environment, **options)
 
     def described_agent(self, agent_class: type[Any] | None = None, **replaced: Any) -> _Agent:
         """Return the class and the options of the agent."""
         agent_class = agent_class or self.agent_class
-        known = _agent_options(agent_class)
-        if "rollout_steps" in known and self.options.get("rollout_steps") is None:
-            replaced = {"rollout_steps": self.options["iterations"], **replaced}
-        return _Agent(agent_class, self._of(known, replaced))
+        agent_options = _agent_options(agent_class)
+        computed: dict[str, Any] = {}
+        if "rollout_steps" in agent_options and self.options.get("rollout_steps") is None:
+            computed["rollout_steps"] = self.options["iterations"]
+        if "epsilon" in agent_options and EPSILON.keys() <= self.options.keys():
+            computed["epsilon"] = linear(1.0, self.options["epsilon"], env_steps=self.options["epsilon_env_steps"])
+        return _Agent(agent_class, self._options_in(agent_options, computed | replaced))
 
     def loop(self, agent: Any, environment: Any, **options: Any) -> Loop:
         """Build the training loop. `options` are passed to `rein.training_loop`.
@@ -144,23 +152,59 @@ class Builder:
             run["epochs"] = -(-self.options["env_steps"] // (run["iterations"] * rows))
         return training_loop(agent, environment, self.store, **(run | options))
 
-    def _of(self, known: Collection[str], replaced: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in self.options.items() if name in known} | dict(replaced)
+    def solved_loop(self, agent: Any, environment: Any, *, at_least: float, stop: bool) -> Loop:
+        """Build a training loop that is solved when the last 100 episodes have a mean return of `at_least`."""
+        loop = self.loop(agent, environment)
+        solved(loop, "episode_return_100", at_least=at_least, stop=stop)
+        return loop
+
+    def evaluated_loop(
+        self,
+        agent: Any,
+        environment: Any,
+        num_envs: int,
+        *,
+        at_least: float,
+        every: int,
+        stop: bool,
+        episodes: int = 100,
+        **replaced: Any,
+    ) -> Loop:
+        """Build a training loop that is solved when the greedy policy has a mean return of `at_least`.
+
+        The policy is evaluated every `every` epochs, in an `evaluation_environment` with the options in `replaced`.
+        """
+        loop = self.loop(agent, environment)
+        test_environment = self.evaluation_environment(num_envs, **replaced)
+        evaluate_every(loop, agent.policy(), test_environment, episodes=episodes, every=every)
+        solved(loop, "evaluation_return", at_least=at_least, stop=stop)
+        return loop
+
+    def _build_environment(self, replaced: Mapping[str, Any]) -> Any:
+        parameters = _environment_options(self.environment_class)
+        options = self._options_in(parameters, replaced)
+        if self.learners > 1:
+            rows = "worlds" if "worlds" in parameters else "num_envs"
+            options[rows] = self.learners * options.get(rows, parameters[rows].default)
+        return self.environment_class(**options)
+
+    def _options_in(self, names: Collection[str], replaced: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in self.options.items() if name in names} | dict(replaced)
 
 
 @attrs.frozen
-class _Describer(Builder):
-    """Builder of one learner that describes its agent instead of building it."""
+class _LearnerBuilder(Builder):
+    """Builder of the parts of one learner, which records its agent. The parts that it builds are discarded."""
 
-    built: Any = None  # environment of all learners
+    shared_environment: Any = None  # of all learners
+    agents: list[_Agent] = attrs.field(factory=list)
 
     def environment(self, **replaced: Any) -> Any:
-        return self.built
+        return self.shared_environment
 
     def agent(self, environment: Any, agent_class: type[Any] | None = None, **replaced: Any) -> Any:
-        described = _Described()
-        described.agent = self.described_agent(agent_class, **replaced)
-        raise described
+        self.agents.append(self.described_agent(agent_class, **replaced))
+        return super().agent(environment, agent_class, **replaced)
 
 
 def recipe(
@@ -185,15 +229,16 @@ def recipe(
         if "env_steps" in declared:
             del run["epochs"]
         parts = _environment_options(make) | _agent_options(agent)
-        known = {**declared, **run, **parts, **run, **declared}  # the first two set the order, the last two the values
-        known = {name: parameter for name, parameter in known.items() if name not in computed}
-        refuse_unknown(f"@recipe of {function.__name__}", defaults, known)
+        own = declared if "epsilon_env_steps" not in defaults else declared | EPSILON
+        every = {**own, **run, **parts, **run, **own}  # the first two set the order, the last two the values
+        every = {name: parameter for name, parameter in every.items() if name not in computed}
+        refuse_unknown(f"@recipe of {function.__name__}", defaults, every)
         parameters = {
             name: parameter.replace(kind=parameter.KEYWORD_ONLY, default=defaults.get(name, parameter.default))
-            for name, parameter in known.items()
+            for name, parameter in every.items()
         }
-        always = {name: parameters[name].default for name in (*run, *declared, *defaults)}
-        per_learner = {name for name in (*_agent_options(agent), *declared) if name in parameters and name not in run}
+        always = {name: parameters[name].default for name in (*run, *own, *defaults)}
+        per_learner = {name for name in (*_agent_options(agent), *own) if name in parameters and name not in run}
         per_learner -= {name for name in per_learner if isinstance(parameters[name].default, list | tuple)}
 
         @functools.wraps(function)
@@ -204,10 +249,15 @@ def recipe(
             def call(builder: Builder) -> Loop:
                 return function(builder, **{name: builder.options[name] for name in declared})
 
-            def agents(built: Any) -> list[_Agent]:
-                return [_described(call, _Describer(mine, store, make, agent, built=built)) for mine in each]
+            def describe_learners(environment: Any) -> list[_Agent]:
+                builders = [
+                    _LearnerBuilder(learner, None, make, agent, shared_environment=environment) for learner in each
+                ]
+                for builder in builders:
+                    call(builder)
+                return [described for builder in builders for described in builder.agents]
 
-            return call(Builder(each[0], store, make, agent, agents if len(each) > 1 else None))
+            return call(Builder(each[0], store, make, agent, describe_learners if len(each) > 1 else None))
 
         store = inspect.Parameter(
             "store", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=Store | None
@@ -235,15 +285,6 @@ def _of_learners(options: Mapping[str, Any], per_learner: Collection[str]) -> li
     return [{**options, **{name: values[i] for name, values in lists.items()}} for i in range(learners)]
 
 
-def _described(call: Callable[[Builder], Loop], describer: _Describer) -> _Agent:
-    """Return the agent that a recipe describes."""
-    try:
-        call(describer)
-    except _Described as described:
-        return described.agent
-    raise ValueError(f"learners={describer.learners}: the recipe must build its agent with build.agent(environment)")
-
-
 def _population(agents: Sequence[_Agent], environment: Any) -> Population:
     """Build a population of these agents, which differ in options. Raises ValueError if they have other classes."""
     kind, common = agents[0]
@@ -252,13 +293,9 @@ def _population(agents: Sequence[_Agent], environment: Any) -> Population:
     options = dict(common)
     for name, value in common.items():
         values = [agent.options[name] for agent in agents]
-        if any(mine != value for mine in values):
+        if any(other != value for other in values):
             options[name] = values
     return Population(kind, environment, learners=len(agents), **options)
-
-
-def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _environment_options(make: Callable[..., Any]) -> Parameters:
@@ -269,26 +306,25 @@ def _environment_options(make: Callable[..., Any]) -> Parameters:
 def _agent_options(agent: type[Any]) -> Parameters:
     types = get_type_hints(agent)
     options = {name: field for name, field in options_of(agent).items() if name not in _LEFT_OUT}
-    found = {name: _parameter(name, field.default, types[name]) for name, field in options.items()}
-    if "rollout_steps" in found:
-        found["rollout_steps"] = _parameter("rollout_steps", None, int | None)
-    return found
+    parameters = {name: _parameter(name, field.default, types[name]) for name, field in options.items()}
+    if "rollout_steps" in parameters:
+        parameters["rollout_steps"] = _parameter("rollout_steps", None, int | None)
+    return parameters
 
 
 def _document(text: str, names: Collection[str], agent: type[Any], environment: Any) -> str:
     """Return the docstring of a recipe with a line for each option that it does not describe."""
     missing = [name for name in names if not re.search(rf"^    {name}: ", text, re.MULTILINE)]
-    lines = [f"    {name}: {_help(name, agent, environment)}." for name in missing]
+    texts = HELP | EPSILON_HELP if "epsilon_env_steps" in names else HELP
+    lines = [f"    {name}: {texts.get(name) or _help(name, agent, environment)}." for name in missing]
     return "\n".join([text if "Args:\n" in text else f"{text}\n\nArgs:", *lines])
 
 
 def _help(name: str, agent: type[Any], environment: Any) -> str:
-    """Return the help text of an option: from `HELP`, the agent, or the docstring of the environment."""
-    if name in HELP:
-        return HELP[name]
+    """Return the help text of an option: from the agent, or from the docstring of the environment."""
     if name in options_of(agent):
         return options_of(agent)[name].metadata["help"]
     for part in inspect.getmro(environment) if inspect.isclass(environment) else [environment]:
-        if found := re.search(rf"^ +{name}: (.+?)\.?$", inspect.getdoc(part) or "", re.MULTILINE):
-            return found[1]
+        if line := re.search(rf"^ +{name}: (.+?)\.?$", inspect.getdoc(part) or "", re.MULTILINE):
+            return line[1]
     return "option of the environment"

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 import tyro
 
-from rein.cli.options import arguments_of
-from rein.cli.output import printable, say
 from rein.cli.rebuild import environment_of, part_type, recipe_loop
+from rein.cli.terminal import printable, say
 from rein.envs.gridworld import Gridworld
 from rein.files import absolute, short
 from rein.integrations.learning_curves import Clock, choose_metric, draw_learners, grouped, read_all, read_learners
@@ -30,13 +29,8 @@ _BOARDS = 6
 _GRIDWORLD = f"{Gridworld.__module__}.{Gridworld.__qualname__}"
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run `rein plot RUN [RUN ...]`."""
-    _options(**arguments_of(_options, "rein plot", arguments))
-
-
-def _options(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional],
+def plot(
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
     *,
     metric: str | None = None,
     clock: Clock = "env_steps",
@@ -80,20 +74,20 @@ def _options(
         raise ValueError("rein plot: --field, --paths and --values cannot be combined; give one of them")
     on_screen = output is None and has_screen()
     if x is not None:
-        figure, what = _learners(folders, x, metric, on_screen)
+        figure, subject = _learners(folders, x, metric, on_screen)
     elif not of_one:
-        figure, what = _curves(folders, metric, clock, on_screen)
+        figure, subject = _curves(folders, metric, clock, on_screen)
     elif values:
-        figure, what = _values(open_run(folders[0]), checkpoint, on_screen)
+        figure, subject = _values(open_run(folders[0]), checkpoint, on_screen)
     elif paths:
-        figure, what = _paths(open_run(folders[0]), episode, on_screen)
+        figure, subject = _paths(open_run(folders[0]), episode, on_screen)
     else:
-        figure, what = _fields(open_run(folders[0]), episode, field or "observation", on_screen)
+        figure, subject = _fields(open_run(folders[0]), episode, field or "observation", on_screen)
     if on_screen:
         _show()
     else:
-        name = printable(f"{folders[0].resolve().name}-{what}.png").replace("?", "_")  # `what` may come from a file
-        _write(figure, output or Path(name.replace("/", ".")))
+        name = printable(f"{folders[0].resolve().name}-{subject}.png")  # the subject may come from a file
+        _write(figure, output or Path(name.replace("?", "_").replace("/", ".")))
 
 
 def _curves(runs: Sequence[Path], metric: str | None, clock: str, on_screen: bool) -> tuple[Any, str]:
@@ -106,9 +100,9 @@ def _curves(runs: Sequence[Path], metric: str | None, clock: str, on_screen: boo
 
 def _learners(runs: Sequence[Path], option: str, metric: str | None, on_screen: bool) -> tuple[Any, str]:
     option = option.replace("-", "_")
-    found = {str(short(run)): read_learners(absolute(run), option, metric) for run in runs}
+    learners = {str(short(run)): read_learners(absolute(run), option, metric) for run in runs}
     figure = make_figure(8.0, 5.0, on_screen=on_screen)
-    draw_learners(figure.add_subplot(), found, option=option, metric=metric)
+    draw_learners(figure.add_subplot(), learners, option=option, metric=metric)
     return figure, option
 
 
@@ -127,10 +121,10 @@ def _fields(run: Run, numbers: Sequence[int], name: str, on_screen: bool) -> tup
 def _parts(run: Run, episode: Episode, name: str) -> list[tuple[str, Any]]:
     """Return the arrays of a field with their paths. A nested field has several arrays."""
     every = dict(_by_path(episode.fields))
-    found = [(path, array) for path, array in every.items() if path == name or path.startswith(f"{name}/")]
-    if not found:
+    parts = [(path, array) for path, array in every.items() if path == name or path.startswith(f"{name}/")]
+    if not parts:
         raise ValueError(f"{run.path}: no field {name!r}; the fields are {', '.join(every)}")
-    return found
+    return parts
 
 
 def _by_path(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -151,7 +145,8 @@ def _paths(run: Run, numbers: Sequence[int], on_screen: bool) -> tuple[Any, str]
     if not numbers:
         raise ValueError(f"{run.path}: no complete episode is stored")
     size = environment_of(run).size
-    places, targets = {}, set()
+    places = {}
+    targets = set()
     for number in numbers:
         places[f"episode {number}"], target = _path_of(run, number, size)
         targets.add(target)
@@ -165,7 +160,8 @@ def _paths(run: Run, numbers: Sequence[int], on_screen: bool) -> tuple[Any, str]
 def _path_of(run: Run, number: int, size: int) -> tuple[np.ndarray[Any, Any], tuple[int, int]]:
     """Return the positions of an episode at each step and at its end, (L + 1, 2), and its target."""
     episode = run.episode(number)
-    seen, final = episode.fields.get("observation"), episode.final_observation
+    seen = episode.fields.get("observation")
+    final = episode.final_observation
     if seen is None or final is None:
         raise ValueError(f"{run.path}: observations were not stored, so paths cannot be plotted")
     seen = np.concatenate([seen, np.asarray(final)[None]])
@@ -178,16 +174,17 @@ def _path_of(run: Run, number: int, size: int) -> tuple[np.ndarray[Any, Any], tu
 
 def _values(run: Run, checkpoint: Path | None, on_screen: bool) -> tuple[Any, str]:
     _check_gridworld(run)
-    found = find_checkpoint(checkpoint or run.path)
+    saved = find_checkpoint(checkpoint or run.path)
     board_of = environment_of(run)
-    targets, look = board_of.possible_targets, _values_of(run, found, board_of.size)
+    targets = board_of.possible_targets
+    look = _values_of(run, saved, board_of.size)
     if len(targets) > _BOARDS:
         raise ValueError(f"{run.path}: has {len(targets)} targets; at most {_BOARDS} can be plotted")
     boards = [look(target) for target in targets]
     figure = make_figure(7.0 * len(boards), 6.0, on_screen=on_screen)
     for axes, target, board in zip(figure.subplots(1, len(boards), squeeze=False)[0], targets, boards, strict=True):
         draw_values(axes, board, target=target)
-        axes.set_title(f"{found.path.stem}: action values; arrow: best action", fontsize="medium")
+        axes.set_title(f"{saved.path.stem}: action values; arrow: best action", fontsize="medium")
     return figure, "values"
 
 
@@ -201,7 +198,8 @@ def _values_of(run: Run, checkpoint: Checkpoint, size: int) -> Callable[[tuple[i
     loop = recipe_loop(run, device="cpu")
     if loop is None:
         raise ValueError(f"{run.path}: not trained by a recipe of rein; load the agent and use rein.integrations.plot")
-    agent, environment = loop.parts["agent"], loop.parts["environment"]
+    agent = loop.parts["agent"]
+    environment = loop.parts["environment"]
     online = getattr(getattr(agent, "networks", None), "online", None)
     if online is None:
         raise ValueError(f"{run.path}: {type(agent).__name__} has no action values")

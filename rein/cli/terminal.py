@@ -40,10 +40,20 @@ def say(thing: Any = "", *, error: bool = False, end: str = "\n", markup: bool =
     console.print(thing, soft_wrap=markup)
 
 
+def restore_terminal() -> None:
+    """Undo the changes of a progress bar, because a second signal may have ended it before it could do so."""
+    sys.stdout, sys.stderr = (getattr(file, "rich_proxied_file", file) for file in (sys.stdout, sys.stderr))
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        Console(file=sys.stdout).show_cursor()
+
+
 @contextlib.contextmanager
 def plain_messages() -> Iterator[None]:
     """Print warnings and otherwise unhandled log messages without escape sequences inside this context."""
-    last, format_warning = logging.lastResort, warnings.formatwarning
+    last = logging.lastResort
+    format_warning = warnings.formatwarning
 
     def format_plain(*arguments: Any, **options: Any) -> str:
         return printable(format_warning(*arguments, **options), keep="\n\t")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rein.agents.ppo import PPO
 from rein.envs.acrobot import Acrobot
-from rein.handlers.solved import solved
 from rein.loop import Loop
-from rein.recipes.base import Builder, recipe
+from rein.recipes.recipe import Builder, recipe
 from rein.schedules import linear
 
 
@@ -30,6 +29,4 @@ def acrobot(build: Builder, learning_rate: float = 5e-3, decay: int = 300_000, s
     """
     environment = build.environment()
     agent = build.agent(environment, learning_rate=linear(learning_rate, learning_rate / 10.0, env_steps=decay))
-    loop = build.loop(agent, environment)
-    solved(loop, "episode_return_100", at_least=-83.0, stop=stop_when_solved)
-    return loop
+    return build.solved_loop(agent, environment, at_least=-83.0, stop=stop_when_solved)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rein.agents.ppo import PPO
 from rein.envs.cartpole import CartPole
-from rein.handlers.solved import solved
 from rein.loop import Loop
-from rein.recipes.base import Builder, recipe
+from rein.recipes.recipe import Builder, recipe
 from rein.schedules import linear
 
 
@@ -30,6 +29,4 @@ def cartpole(build: Builder, learning_rate: float = 6e-3, stop_when_solved: bool
     """
     environment = build.environment()
     agent = build.agent(environment, learning_rate=linear(learning_rate, learning_rate / 12.0, env_steps=150_000))
-    loop = build.loop(agent, environment)
-    solved(loop, "episode_return_100", at_least=475.0, stop=stop_when_solved)
-    return loop
+    return build.solved_loop(agent, environment, at_least=475.0, stop=stop_when_solved)

@@ -1,4 +1,4 @@
-"""`rein evaluate`: evaluate the agent of a run on new episodes."""
+"""`rein evaluate` and `rein replay`: play new episodes with the agent of a run, or stored episodes again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,34 +16,40 @@ import tyro
 from rich.table import Table
 from torch import Tensor
 
-from rein.cli.options import arguments_of
-from rein.cli.output import say
+from rein.cli.arguments import parse_arguments
 from rein.cli.rebuild import Described, agent_of, environment_of, made_by
 from rein.cli.run_folder import plain
+from rein.cli.terminal import say
+from rein.envs.base.rendering import Video, as_frame, frames_per_second
+from rein.envs.wrappers.wrapper import unwrapped
 from rein.envs.wrappers.record_video import RecordVideo
-from rein.episodes import Evaluation, evaluate
-from rein.files import inside, short
+from rein.episodes import Evaluation
+from rein.episodes import evaluate as play_episodes
+from rein.episodes.episode_replay import Difference, Replay, replay
+from rein.files import absolute, inside, short
 from rein.integrations.learning_curves import shown_option
 from rein.loop import Loop
 from rein.ops.random import checked_seed
 from rein.store.checkpoint_file import BEST
 from rein.store.checkpoint_folder import FOLDER
 from rein.store.loading import best_file, part_at
+from rein.store.reader import open_run
 
 _TOGETHER = 16  # maximum number of environments; each round waits for its longest episode
+_FIELDS = {"observation": "observations", "reward": "rewards", "raw_reward": "rewards"}
 
 
-def main(arguments: Sequence[str]) -> None:
+def evaluate_command(arguments: Sequence[str]) -> None:
     """Run `rein evaluate RUN`."""
     words = list(arguments)
     if "--best" in words:  # the metric is optional
         after = words.index("--best") + 1
         if after == len(words) or words[after].startswith("-") or Path(words[after]).exists():
             words.insert(after, "")
-    _options(**arguments_of(_options, "rein evaluate", words))
+    evaluate(**parse_arguments(evaluate, "rein evaluate", words))
 
 
-def _options(
+def evaluate(
     run: Annotated[Path, tyro.conf.Positional],
     *,
     best: str | None = None,
@@ -81,8 +87,7 @@ def _options(
     """
     if best is not None and checkpoint is not None:
         raise ValueError(f"rein evaluate: --best and --checkpoint {checkpoint} cannot be combined; give one of them")
-    if fps is not None and video is None:
-        raise ValueError(f"--fps {fps:g}: needs --video")
+    _check_video(video, fps)
     if video is not None and render is not None:
         raise ValueError(f"--video {video} and --render {render} cannot be combined; give one of them")
     if episodes < 1:
@@ -90,10 +95,11 @@ def _options(
     torch.set_num_threads(1)  # one thread is fastest for small batches
     seed = secrets.randbits(31) if seed is None else checked_seed(seed)
     described = Described.of(run.expanduser())
-    found = part_at(checkpoint or (run if best is None else _best(inside(run, FOLDER, BEST), best or None)))
+    folder = inside(run, FOLDER, BEST)
+    saved = part_at(checkpoint or (run if best is None else best_file(folder, best or None) or folder))
     made = None if environment is None else made_by(environment)
     itself = f"rein.evaluate(agent.policy(), environment, episodes={episodes})"
-    agent = agent_of(found, described, made, device, "rein evaluate RUN", itself)
+    agent = agent_of(saved, described, made, device, "rein evaluate RUN", itself)
     learners = _learners(agent, learner)
     if len(learners) > 1 and (video is not None or render is not None):
         raise ValueError(f"{run}: has {len(learners)} learners; choose one with --learner N")
@@ -103,9 +109,9 @@ def _options(
             made = made_by(environment)
         with contextlib.closing(_environment(described, made, episodes, device, video, render, fps)) as played_in:
             played_in.reseed(seed)
-            results.append(evaluate(each.policy(deterministic=deterministic), played_in, episodes))
+            results.append(play_episodes(each.policy(deterministic=deterministic), played_in, episodes))
     mode = "deterministic" if deterministic else "with exploration"
-    say(f"{short(found.path)}: {getattr(agent, 'env_steps', 0):,} env steps, {mode}, seed {seed}")
+    say(f"{short(saved.path)}: {getattr(agent, 'env_steps', 0):,} env steps, {mode}, seed {seed}")
     say(_table(results[0]) if len(results) == 1 else _table_of_learners(agent, results))
     if video is not None:
         say(f"videos: {plain(video)}")
@@ -115,24 +121,25 @@ def _learners(agent: Any, learner: int | None) -> list[Any]:
     """Return the agents to evaluate: the learners of a population, the chosen one, or the agent itself."""
     count = getattr(agent, "num_learners", 0)
     if learner is not None and not 0 <= learner < count:
-        known = f"the learners are 0 to {count - 1}" if count else "the run has a single agent"
-        raise ValueError(f"--learner {learner}: {known}")
+        learners = f"the learners are 0 to {count - 1}" if count else "the run has a single agent"
+        raise ValueError(f"--learner {learner}: {learners}")
     if not count:
         return [agent]
     return [agent.agent(number) for number in (range(count) if learner is None else [learner])]
 
 
-def _best(folder: Path, metric: str | None) -> Path:
-    """Return the file of the best checkpoint by a metric, or the folder if no metric was recorded."""
-    return best_file(folder, metric) or folder
+def _check_video(video: Path | None, fps: float | None) -> None:
+    """Check the options of a video, and let MuJoCo render without a screen."""
+    if fps is not None and video is None:
+        raise ValueError(f"--fps {fps:g}: needs --video")
+    if video is not None and sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("MUJOCO_GL", "egl")
 
 
 def _environment(
     run: Described, made: Any, episodes: int, device: str, video: Path | None, render: str | None, fps: float | None
 ) -> Any:
     """Return the environments. A video or a window uses a single environment, so that it shows complete episodes."""
-    if video is not None and sys.platform == "linux" and not os.environ.get("DISPLAY"):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # otherwise MuJoCo fails without a screen
     render_mode = render if video is None else "rgb_array"
     if made is None:
         count = min(episodes, _TOGETHER) if render_mode is None else 1
@@ -187,3 +194,74 @@ def _table_of_learners(population: Any, results: Sequence[Evaluation]) -> Table:
 def _statistics(value_E: Tensor) -> str:
     mean, spread, low, high = (float(x) for x in (value_E.mean(), value_E.std(correction=0), *value_E.aminmax()))
     return f"mean {mean:.6g}, standard deviation {spread:.6g}, from {low:.6g} to {high:.6g}"
+
+
+def replay_episodes(
+    run: Annotated[Path, tyro.conf.Positional],
+    *,
+    episode: tuple[int, ...],
+    video: Path | None = None,
+    fps: float | None = None,
+    environment: str | None = None,
+) -> None:
+    """Replay stored episodes of a run, and print whether observations and rewards agree bit by bit.
+
+    Exits with status 1 if an episode differs.
+
+    Args:
+        run: folder of the run.
+        episode: numbers of the episodes.
+        video: video file of the episode, with one frame per step: .mp4, .mkv, .mov or .avi.
+        fps: frames per second of the video. Default: the frame rate of the environment, or 30.
+        environment: my_module:make, a function that returns environments or a loop that has them. Needed only if
+            run.json cannot describe the environment; environments of rein, Gymnasium and recipes do not need it.
+    """
+    if not episode:
+        raise ValueError("--episode: give the numbers of one or more episodes")
+    _check_video(video, fps)
+    if video is not None and len(episode) > 1:
+        raise ValueError(f"--video {video}: a video shows one episode, but --episode gives {len(episode)}")
+    stored = open_run(run)
+    target = None if video is None else absolute(video)
+    episodes = [stored.episode(number) for number in episode]
+    built = environment_of(stored, environment, render_mode=None if video is None else "rgb_array")
+    with contextlib.closing(built):
+        if target is None:
+            results = replay(built, episodes, run=stored)
+        else:
+            with film(target, built, fps) as add:
+                results = replay(built, episodes, film=add, run=stored)
+    for result in results:
+        say(_result_line(result))
+    if video is not None:
+        say(f"video: {video}")
+    raise SystemExit(int(any(result.difference is not None for result in results)))
+
+
+def _result_line(result: Replay) -> str:
+    """Return a line that describes the result of a replay."""
+    fields = " and ".join(dict.fromkeys(_FIELDS[name] for name in result.compared if name in _FIELDS)) or "ends"
+    steps = f"{result.length:,} step{'s' * (result.length != 1)}"
+    if result.difference is None:
+        return f"episode {result.id}: {steps} replayed; {fields} agree bit by bit"
+    return f"episode {result.id}: differs from the stored episode at step {_difference_text(result.difference, steps)}"
+
+
+def _difference_text(difference: Difference, steps: str) -> str:
+    amount = "only in bits" if difference.amount == 0.0 else f"by {difference.amount:.3g}"
+    amount = "because one value is NaN" if math.isnan(difference.amount) else amount
+    return f"{difference.step} (of {steps}, from 0): {difference.field} {amount}"
+
+
+@contextlib.contextmanager
+def film(path: Path, environment: Any, fps: float | None = None) -> Iterator[Callable[[Any], None]]:
+    """Yield a function that adds frames to a video. The file appears at `path` when it is finished."""
+    if not path.parent.is_dir():
+        raise ValueError(f"--video {short(path)}: the folder {short(path.parent)} does not exist")
+    task = unwrapped(environment)
+    video = Video(path, frames_per_second(task, fps, "--fps "), "--video ")
+    try:
+        yield lambda rendered: video.add(as_frame(rendered, task))
+        video.finish()
+    finally:
+        video.discard()

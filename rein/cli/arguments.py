@@ -1,4 +1,4 @@
-"""Command-line flags from signatures and docstrings, and checks of options in a `run.json`."""
+"""Command-line arguments from signatures and docstrings, by tyro, and checks of option values from files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import enum
 import inspect
 import io
 import itertools
-import math
 import re
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,8 @@ _LARGEST = 1 << 20
 _SIDES = {"size": 512, "width": 4096, "height": 4096, "critics": 64, "learners": 256}  # of boards, pictures, agents
 _TOGETHER = 1 << 26  # maximum rows of an epoch, or weights between two layers
 LIMITS = ("epochs", "env_steps")  # options that end a run
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_METAVARS = {Path: "PATH", int: "INT", float: "FLOAT", str: "TEXT"}
 _LEAF = {bool: bool, int: int, float: (int, float), str: str, types.NoneType: types.NoneType}
 
 
@@ -81,8 +82,7 @@ def several(
     Args:
         seeds: train several seeds, such as 0-9 or 0,3,5, each in its own process and folder.
         jobs: number of simultaneous processes. Default: the number of cores.
-        param: values of an option that differ between the learners of --learners, such as learning_rate=log:1e-4..1e-2,
-            gamma=0.9..0.999 or activation=tanh|relu. Give --param for each option.
+        param: values of an option for the --learners, such as gamma=0.9..0.99 or activation=tanh|relu; repeatable.
     """
 
 
@@ -96,8 +96,7 @@ def sweeping(
     """Options of `rein sweep`.
 
     Args:
-        param: values of an option, such as learning_rate=log:1e-4..1e-2, gamma=0.9..0.999 or hidden=[32,32]|[64,64].
-            Give --param for each option to search.
+        param: values of an option to search, such as gamma=0.9..0.99, learning_rate=log:1e-4..1e-2; repeatable.
         trials: number of trials, those of earlier commands on the same folder included.
         metric: metric to maximize, such as evaluation_return. The score of a trial is the last value of the metric.
         prune: end a trial early if its score is below the median of the earlier trials at the same share of the run.
@@ -105,76 +104,121 @@ def sweeping(
     """
 
 
-def parse(
+_HELP = {  # command -> arguments after it, description, and functions that declare further options
+    "train": (
+        "RECIPE",
+        "Train a recipe, or a loop that your function returns: my_module:make_loop.\n\n"
+        "These are the options of all recipes. rein train RECIPE --help lists all options of a recipe, and rein list "
+        "lists the recipes.",
+        (source, several),
+    ),
+    "resume": (
+        "PATH [my_module:make_loop]",
+        "Continue the run in a folder with its options. If its recipe is not part of rein, name its function.\n\n"
+        "Options replace those of the run. rein resume PATH --help lists all of them.",
+        (),
+    ),
+    "sweep": (
+        "RECIPE",
+        "Search for good options of a recipe with Optuna.\n\n"
+        "These are the options of all recipes. rein sweep RECIPE --help lists all options of a recipe.",
+        (source, sweeping),
+    ),
+}
+
+
+def parse_options(
     recipe: Callable[..., Any],
     program: str,
-    words: list[str],
-    before: Mapping[str, Any] | None = None,
+    words: Sequence[str],
+    stored: Mapping[str, Any] | None = None,
     *,
     file: str = "run.json",
     also: Sequence[Callable[..., None]] = (),
 ) -> dict[str, Any]:
     """Parse `words` into the options of a recipe and the common options that the recipe lacks.
 
-    Values in `before`, read from `file`, are the defaults. `also` are functions like `common` that declare further
-    options. Raises ValueError with a one-line message if a word does not fit, or if a value in `before` has another
-    type, is a path or is too large: files are not trusted.
+    Values in `stored`, read from `file`, are the defaults. `also` are functions like `common` that declare further
+    options. Raises ValueError with a one-line message if a word does not fit, or if a stored value has another type,
+    is a path or is too large: files are not trusted.
     """
-    own = {key: parameter for key, parameter in inspect.signature(recipe).parameters.items() if key != "store"}
-    shared: dict[str, inspect.Parameter] = {}
-    types_of, lines = get_type_hints(recipe), list[str]()
-    for declared in (common, *also):
-        shared |= {key: value for key, value in inspect.signature(declared).parameters.items() if key not in own}
-        types_of = {**get_type_hints(declared), **types_of}
-        lines += (inspect.getdoc(declared) or "").splitlines()
-    known = own | shared
-    hints = {key: _flag_type(types_of.get(key, type(known[key].default))) for key in known}
-    parameters = {
-        key: known[key].replace(kind=inspect.Parameter.KEYWORD_ONLY) for key in known if hints[key] is not None
-    }
+    parameters: dict[str, inspect.Parameter] = {}
+    hints: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    for function in (recipe, common, *also):  # earlier functions come first and take precedence
+        parameters = {**parameters, **inspect.signature(function).parameters, **parameters}
+        hints = get_type_hints(function) | hints
+        texts = {**texts, **_help_texts(inspect.getdoc(function) or ""), **texts}
+    parameters.pop("store", None)
+    hints = {key: _flag_type(hints.get(key, type(parameter.default))) for key, parameter in parameters.items()}
+    parameters = {key: parameters[key].replace(kind=_KEYWORD) for key, hint in hints.items() if hint is not None}
     flags = {word.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for word in words}
-    stored = {key: value for key, value in (before or {}).items() if key in parameters and key not in flags}
-    stored = {key: value for key, value in stored.items() if _as(value, known[key].default) != known[key].default}
-    check_options(stored, file)
-    for key, value in stored.items():
+    values = {key: value for key, value in (stored or {}).items() if key in parameters and key not in flags}
+    defaults = {key: parameters[key].default for key in values}
+    values = {key: value for key, value in values.items() if _convert(value, defaults[key]) != defaults[key]}
+    check_options(values, file)
+    for key, value in values.items():
         if value == "None" and not _fits(value, hints[key]):  # TOML has no None
             value = None
         if not _fits(value, hints[key]):
-            raise ValueError(f"{file}: {key}={value!r:.80} is not accepted from a file; set {_flag(key)}")
-        parameters[key] = parameters[key].replace(default=_as(value, known[key].default))
-    document = inspect.getdoc(recipe) or "Run it."
-    document += "" if "Args:\n" in document else "\n\nArgs:"
-    document = "\n".join([document, *(line for line in lines if line.strip().partition(":")[0] in shared)])
-    return _parse(inspect.Signature(list(parameters.values())), hints, document, program, words)
+            raise ValueError(f"{file}: {key}={value!r:.80} is not accepted from a file; set {written(key, True)}")
+        parameters[key] = parameters[key].replace(default=_convert(value, defaults[key]))
+    description = (inspect.getdoc(recipe) or "Run it.").partition("\n\nArgs:\n")[0]
+    return _parse(inspect.Signature(list(parameters.values())), hints, description, texts, program, words)
 
 
-def arguments_of(command: Callable[..., Any], program: str, words: Sequence[str]) -> dict[str, Any]:
+def show_shared_options(command: str) -> None:
+    """Print the help of `rein train`, `rein resume` or `rein sweep` without a recipe."""
+    usage, text, also = _HELP[command]
+
+    def any_recipe() -> None: ...
+
+    any_recipe.__doc__ = text
+    parse_options(any_recipe, f"rein {command} {usage}", ["--help"], also=also)
+
+
+def parse_arguments(command: Callable[..., Any], program: str, words: Sequence[str]) -> dict[str, Any]:
     """Parse `words` into the keyword arguments of a command. Raises ValueError with a one-line message."""
     hints = get_type_hints(command, include_extras=True)
-    return _parse(inspect.signature(command), hints, inspect.getdoc(command) or "", program, words)
+    document = inspect.getdoc(command) or ""
+    description = document.partition("\n\nArgs:\n")[0]
+    return _parse(inspect.signature(command), hints, description, _help_texts(document), program, words)
+
+
+def _help_texts(document: str) -> dict[str, str]:
+    """Return the text of each argument in a docstring, with its indented lines."""
+    return dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", document.partition("\nArgs:\n")[2], re.MULTILINE))
 
 
 def _parse(
-    signature: inspect.Signature, hints: Mapping[str, Any], document: str, program: str, words: Sequence[str]
+    signature: inspect.Signature,
+    hints: Mapping[str, Any],
+    description: str,
+    texts: Mapping[str, str],
+    program: str,
+    words: Sequence[str],
 ) -> dict[str, Any]:
     def options(**values: Any) -> dict[str, Any]:
         return values
 
     options.__signature__ = signature  # type: ignore[attr-defined]
-    defaults = {key: parameter.default for key, parameter in signature.parameters.items()}
-    options.__annotations__ = {key: _with_constructor(hints[key], default) for key, default in defaults.items()}
-    options.__doc__ = document
+    options.__annotations__ = {
+        key: _annotation(hints[key], parameter.default, texts.get(key, ""))
+        for key, parameter in signature.parameters.items()
+    }
+    options.__doc__ = "\n".join([description, "", "Args:", *(f"    {key}: {texts[key]}" for key in texts)])
     flags = [word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")]
-    command, errors = program.removeprefix("rein "), io.StringIO()
+    command = program.removeprefix("rein ")
+    errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             values = tyro.cli(options, prog=program, args=list(words))
     except SystemExit as ended:
         if not ended.code:  # after --help
             raise
-        known = {*signature.parameters, *(f"no_{key}" for key, hint in hints.items() if hint is bool), "help"}
+        names = {*signature.parameters, *(f"no_{key}" for key, hint in hints.items() if hint is bool), "help"}
         try:
-            refuse_unknown(command, [flag for flag in flags if "." not in flag], known, flags=True)
+            refuse_unknown(command, [flag for flag in flags if "." not in flag], names, flags=True)
         except TypeError as error:
             raise ValueError(str(error)) from None
         raise ValueError(f"{command}: {_in_one_line(errors.getvalue())}; see {program} --help") from None
@@ -189,6 +233,8 @@ def _in_one_line(text: str) -> str:
     lines = [_DECORATION.sub("", line).strip() for line in text.splitlines()]
     lines = list(itertools.takewhile(lambda line: not line.startswith(("Argument helptext", "For full help")), lines))
     words = " ".join(line for line in lines[1:] or lines if line)
+    if missing := re.match(r"Missing from [^:]*: (\S+)", words):
+        return f"{missing[1]} is missing"
     expected = "expected other values, separated by spaces, got"
     words = words.replace("Could not find valid parse for arguments:", expected)
     return words.removeprefix("Error parsing ").rstrip(".")
@@ -198,8 +244,8 @@ def _flag_type(hint: Any) -> Any:
     """Return the part of a type that a flag can express: numbers, texts, paths and choices. None if there is none."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        kept = [kind for one in inner if (kind := _flag_type(one)) is not None]
-        return Union[tuple(kept)] if kept != [types.NoneType] else None  # noqa: UP007  # built from a list
+        kinds = [kind for one in inner if (kind := _flag_type(one)) is not None]
+        return Union[tuple(kinds)] if kinds != [types.NoneType] else None  # noqa: UP007  # built from a list
     if origin is Sequence:
         return None if get_origin(inner[0]) else tuple[inner[0], ...]
     if origin in (Annotated, Literal, tuple, list, set, dict):
@@ -208,51 +254,40 @@ def _flag_type(hint: Any) -> Any:
     return hint if simple else None
 
 
-def _with_constructor(hint: Any, default: Any) -> Any:
-    """Return the type with a custom parser: integers accept 1e5, and options with a schedule accept a number."""
+def _annotation(hint: Any, default: Any, text: str) -> Any:
+    """Return the type with its parser: integers accept 1e5, and options with a schedule accept a number.
+
+    The help shows a default of None only if its text explains it, and no empty default.
+    """
     if isinstance(default, Schedule):
-        return Annotated[Any, _number_or_schedule()]
+        return Annotated[Any, _constructor(float, "FLOAT")]
     if hint is int:
-        return Annotated[int, _whole_number("INT")]
+        return Annotated[int, _constructor(_whole_number, "INT")]
+    metavar = next((name for kind, name in _METAVARS.items() if hint == kind | None), None)
     if hint == int | None:
-        return Annotated[int | None, _whole_number("{None}|INT")]
+        hint = Annotated[hint, _constructor(lambda text: None if text == "None" else _whole_number(text), "{None}|INT")]
+    if default == () or (default is None and "None" not in text):
+        return Annotated[hint, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
     return hint
 
 
-def _number_or_schedule() -> PrimitiveConstructorSpec[Any]:
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="FLOAT",
-        instance_from_str=lambda given: float(given[0]),
-        is_instance=lambda value: True,
-        str_from_instance=lambda value: ["a schedule"],
-    )
-
-
-def _whole_number(metavar: str) -> PrimitiveConstructorSpec[Any]:
-    def convert(given: list[str]) -> int | None:
-        (text,) = given
-        if text == "None" and "None" in metavar:
-            return None
-        try:
-            return int(text)
-        except ValueError:
-            pass
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not number.is_integer():
-            raise ValueError(f"expected a whole number such as 100000 or 1e5, got {text!r}")
-        return int(number)
-
+def _constructor(convert: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec[Any]:
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
-        instance_from_str=convert,
-        is_instance=lambda value: value is None or isinstance(value, int),
+        instance_from_str=lambda texts: convert(texts[0]),
+        is_instance=lambda value: True,
         str_from_instance=lambda value: [str(value)],
     )
+
+
+def _whole_number(text: str) -> int:
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        if (number := float(text)).is_integer():
+            return int(number)
+    raise ValueError(f"expected a whole number such as 100000 or 1e5, got {text!r}")
 
 
 def check_options(options: Mapping[str, Any], file: str = "run.json") -> None:
@@ -268,6 +303,7 @@ def check_options(options: Mapping[str, Any], file: str = "run.json") -> None:
 
 def _check(file: str, key: str, value: Any) -> None:
     """Check one value, and the values in lists and dictionaries."""
+    flag = written(key, True)
     if isinstance(value, Mapping):
         for name, inner in value.items():
             _check(file, name, inner)
@@ -276,20 +312,15 @@ def _check(file: str, key: str, value: Any) -> None:
             _check(file, key, inner)
         pairs = [a * b for a, b in itertools.pairwise(value) if type(a) is int and type(b) is int]
         if max(pairs, default=0) > _TOGETHER:
-            raise ValueError(f"{file}: {key}={value!r:.80} is too large; set {_flag(key)}")
+            raise ValueError(f"{file}: {key}={value!r:.80} is too large; set {flag}")
     elif isinstance(value, str) and not value.isprintable():
-        raise ValueError(f"{file}: {key}={value!r:.80} contains unprintable characters; set {_flag(key)}")
+        raise ValueError(f"{file}: {key}={value!r:.80} contains unprintable characters; set {flag}")
     elif isinstance(value, str) and _PATH.search(value) and not _ID.fullmatch(value):
-        raise ValueError(f"{file}: {key}={value!r:.80}: paths are not accepted from a file; set {_flag(key)}")
+        raise ValueError(f"{file}: {key}={value!r:.80}: paths are not accepted from a file; set {flag}")
     elif type(value) is int and value.bit_length() > 64:  # Python does not print the largest ones
-        raise ValueError(f"{file}: {key} is an integer of {value.bit_length():,} bits; set {_flag(key)}")
+        raise ValueError(f"{file}: {key} is an integer of {value.bit_length():,} bits; set {flag}")
     elif type(value) is int and not _COUNTS.fullmatch(key) and abs(value) > _SIDES.get(key, _LARGEST):
-        most = _SIDES.get(key, _LARGEST)
-        raise ValueError(f"{file}: {key}={value:,} is more than {most:,}; set {_flag(key)}")
-
-
-def _flag(key: str) -> str:
-    return f"--{key.replace('_', '-')}"
+        raise ValueError(f"{file}: {key}={value:,} is more than {_SIDES.get(key, _LARGEST):,}; set {flag}")
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -306,7 +337,7 @@ def _fits(value: Any, hint: Any) -> bool:
     return kind is not None and isinstance(value, kind) and (hint is bool or not isinstance(value, bool))
 
 
-def _as(value: Any, default: Any) -> Any:
+def _convert(value: Any, default: Any) -> Any:
     """Return a value from JSON as a tuple or a path if the default is one."""
     if isinstance(default, tuple) and isinstance(value, list):
         return tuple(value)
