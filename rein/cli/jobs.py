@@ -28,8 +28,8 @@ from rein.cli.terminal import say
 from rein.files import make_folder
 from rein.ops.random import generator
 from rein.ops.statistics import bootstrap_interval, interquartile_mean
-from rein.store.format.sealed import write_whole
 from rein.store.folder import is_locked, keep_stores_out
+from rein.store.format.sealed import write_whole
 from rein.store.metrics_files import EPOCHS, CSVTable
 
 METRICS = ("episode_return_100", "evaluation_return")  # scores of a run, in order of preference

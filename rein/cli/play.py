@@ -21,8 +21,8 @@ from rein.cli.rebuild import Described, agent_of, environment_of, made_by
 from rein.cli.run_folder import plain
 from rein.cli.terminal import say
 from rein.envs.base.rendering import Video, as_frame, frames_per_second
-from rein.envs.wrappers.wrapper import unwrapped
 from rein.envs.wrappers.record_video import RecordVideo
+from rein.envs.wrappers.wrapper import unwrapped
 from rein.episodes import Evaluation
 from rein.episodes import evaluate as play_episodes
 from rein.episodes.episode_replay import Difference, Replay, replay

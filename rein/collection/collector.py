@@ -17,8 +17,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from rein.agents.base.agent import Agent
 from rein.agents.base.action_noise import OrnsteinUhlenbeck
+from rein.agents.base.agent import Agent
 from rein.agents.base.policies import load_parameters, parameters_of, snapshot
 from rein.episodes.step import Collected
 from rein.ops.random import generator

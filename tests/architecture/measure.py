@@ -27,7 +27,17 @@ CLASSES = {  # examples of a custom algorithm and a custom environment
     "custom environment": ("examples/own_environment.py",),
 }
 
-UNCLEAR = {"found", "known", "given", "mine", "kept", "settle", "go_on", "lacking", "look_at"}  # names that do not tell what they hold
+UNCLEAR = {
+    "found",
+    "known",
+    "given",
+    "mine",
+    "kept",
+    "settle",
+    "go_on",
+    "lacking",
+    "look_at",
+}  # names that do not tell what they hold
 
 parse = functools.cache(ast.parse)  # several measures and tests read every module
 

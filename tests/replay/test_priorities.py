@@ -11,8 +11,7 @@ from torch import Tensor
 
 from rein.accelerate import sum_tree
 from rein.ops.random import generator
-from rein.replay.prioritized import Priorities
-from rein.replay.prioritized import TOP, WIDTH, draw, levels_of, padded
+from rein.replay.prioritized import TOP, WIDTH, Priorities, draw, levels_of, padded
 from rein.testing import StatefulContract
 
 TWO_LEVELS = TOP + 1
