@@ -72,7 +72,7 @@ def test_wrong_shapes_and_dtypes_raise_in_every_step(changes: dict[str, Any], te
     ("changes", "text"),
     [
         ({"reward": torch.tensor([0.0, float("nan"), 0.0])}, "reward, row 1: expected a finite number, got nan"),
-        ({"reward": None}, "reward: expected a tensor, got NoneType"),
+        ({"reward": None}, r"reward: expected float32 of shape \(3,\), got NoneType"),
         ({"observation": torch.zeros(N, 2).double()}, "observation: expected torch.float32"),
         ({"observation": torch.zeros(N, 3)}, r"observation: expected a tensor of shape \(3, 2\)"),
         ({"observation": torch.full((N, 2), float("inf"))}, r"observation, row 0 at \[0\]: expected finite"),

@@ -99,7 +99,7 @@ def _check_columns(record: TimeStep | Transition, num_envs: int, prefix: str = "
     for name, dtype in _COLUMNS.items():
         value_N = getattr(record, name)
         if not isinstance(value_N, Tensor) or value_N.shape != (num_envs,) or value_N.dtype is not dtype:
-            _fail(f"{prefix}{name}", f"{dtype} of shape ({num_envs},)", value_N)
+            _fail(f"{prefix}{name}", f"{str(dtype).removeprefix('torch.')} of shape ({num_envs},)", value_N)
 
 
 def check_time_step(
