@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import rein
 from rein.envs.navigation import Navigation
 from rein.ops.random import uniform
 from rein.testing import EnvironmentContract, StatefulContract
@@ -44,11 +43,6 @@ def random_action(rows: int, counter: int) -> Tensor:
     """Return random actions (N, 2), some of them outside of [-1, 1]. Row i does not depend on N."""
     key_N = torch.arange(rows)
     return torch.stack([2.4 * uniform(key_N, 2 * counter + k) - 1.2 for k in range(2)], 1)
-
-
-def straight(observation: Tensor) -> Tensor:
-    """Return the actions (N, 2) of agents that move straight to their targets."""
-    return (3.0 * observation[:, 2:4]).clamp(-1.0, 1.0)
 
 
 def placed(environment: Navigation, places: list[tuple[float, float]], targets: list[tuple[float, float]]) -> Tensor:
@@ -142,22 +136,6 @@ def test_starts_and_targets_do_not_overlap() -> None:
     assert gap.min() >= 0.5 - 1e-5
     assert places.min() >= 0.25
     assert places.max() <= 5 - 0.25
-
-
-def test_straight_paths_reach_the_targets() -> None:
-    result = rein.evaluate(Straight(), Navigation(64, 1, neighbours=0, seed=2), 64)
-    assert result.terminated.all()
-    assert result.mean_length < 30
-
-
-class Straight:
-    """Policy that moves straight to the target."""
-
-    def select_action(self, observation: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        return straight(observation), {}
-
-    def reset(self, mask: Tensor | None = None) -> None:
-        pass
 
 
 def test_frame_shows_the_world_of_a_row() -> None:

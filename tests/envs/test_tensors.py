@@ -105,11 +105,6 @@ class TestPrevious(EnvironmentContract):
         return adapted("previous", num_envs, seed)
 
 
-class TestGroups(EnvironmentContract):
-    def make(self, num_envs: int, seed: int | None) -> Any:
-        return adapted("step", num_envs, seed, group="policy")
-
-
 @pytest.mark.parametrize(("source", "last"), [("step", 1.0), ("info", 1.0), ("previous", 0.0)])
 def test_final_observation_precedes_reset(source: str, last: float) -> None:
     environment = adapted(source)
@@ -304,32 +299,6 @@ def test_run_is_trained_recorded_and_resumed(tmp_path: Path) -> None:
     rein.resume(loop, tmp_path / "run")
     loop.run()
     assert len(rein.open_run(tmp_path / "run").episodes) > N
-
-
-def test_mjlab_task_is_trained_with_final_observations() -> None:
-    pytest.importorskip("mujoco_warp")
-    environments = pytest.importorskip("mjlab.envs")
-    pytest.importorskip("mjlab.tasks")
-    registry = pytest.importorskip("mjlab.tasks.registry")
-    config = registry.load_env_cfg("Mjlab-Cartpole-Balance")
-    config.scene.num_envs, config.auto_reset, config.episode_length_s = N, False, 0.2
-    environment = rein.TensorEnvironment(environments.ManagerBasedRlEnv(config, device="cpu"), 0)
-    assert environment.final_observation == "step"
-    assert set(environment.single_observation_space.spaces) == {"observation", "critic_observation"}
-    agent = rein.PPO(environment, seed=0, rollout_steps=8, minibatches=2, hidden=(8,))
-    loop = rein.training_loop(agent, environment, epochs=2, iterations=8)
-    ends = []
-
-    @loop.action_applied
-    def check(state: rein.State) -> None:
-        time_step = state.step_state.time_step
-        ended = time_step.terminated | time_step.truncated
-        different = (time_step.final_observation["observation"] != time_step.observation["observation"]).any(1)
-        assert torch.equal(different, ended)
-        ends.append(int(ended.sum()))
-
-    loop.run()
-    assert sum(ends) > 0
 
 
 ON_A_DEVICE = """

@@ -26,31 +26,11 @@ from rein.store.format.sealed import verify, write_whole
 from rein.store.hdf5 import HDF5Store
 from rein.testing.store import assert_equal, make_trajectory
 from tests import programs
+from tests.faults import broken_os
+from tests.faults.broken_os import BrokenOs, raises
 
 FULL = Path(__file__).with_name("full_disk.py")
-CALLS = ("open", "write", "fsync", "close", "replace", "unlink")
-
-
-class Faulty:
-    """Module `os` whose `failing`-th call that changes the disk fails. With `for_good`, all later calls fail too."""
-
-    def __init__(self, failing: int, code: int, for_good: bool) -> None:
-        self.calls, self.failing, self.code, self.for_good = 0, failing, code, for_good
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(os, name)
-        if name not in CALLS:
-            return real
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            self.calls += 1
-            if self.calls == self.failing or (self.for_good and self.calls > self.failing):
-                if name == "close":  # Linux closes the descriptor before it reports the error
-                    real(*arguments)
-                raise OSError(self.code, os.strerror(self.code))
-            return real(*arguments, **options)
-
-        return call
+CALLS = (*broken_os.CALLS, "unlink")
 
 
 def train(store: HDF5Store, epochs: int) -> None:
@@ -84,7 +64,7 @@ def test_failing_call_raises_once_and_leaves_complete_files(
     for at in range(1, 1000, scale(1, 13)):
         caplog.clear()
         store, before = HDF5Store(tmp_path / str(at), max_epochs=1), state_of()
-        faulty = Faulty(at, code, for_good)
+        faulty = BrokenOs(at, raises(code), CALLS, for_good)
         with monkeypatch.context() as patch:
             patch.setattr(sealed, "os", faulty)
             try:
@@ -128,7 +108,7 @@ def check(path: Path, before: tuple[int, int]) -> None:
 def test_flushed_epochs_survive_a_later_error(tmp_path: Path, monkeypatch: Any) -> None:
     store = HDF5Store(tmp_path / "run", max_epochs=1)
     append(store, 3)
-    monkeypatch.setattr(sealed, "os", Faulty(3, errno.EIO, True))
+    monkeypatch.setattr(sealed, "os", BrokenOs(3, raises(errno.EIO), CALLS, True))
     store.append(make_trajectory(4))
     with pytest.raises(StoreError, match=r"000004-000004\.h5: .* Input/output error \(errno 5\)"):
         store.flush()

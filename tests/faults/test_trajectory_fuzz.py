@@ -46,7 +46,7 @@ def wrong(one: dict[str, Any]) -> str:
 @pytest.mark.timeout(3600)
 def test_mutants_only_raise_store_error(tmp_path: Path, scale: Callable[[int, int], int]) -> None:
     assert len(MUTANTS["KINDS"]) >= 40
-    count = scale(5000, 150)
+    count = scale(2000, 150)
     found = fuzz(tmp_path, count)
     assert [one["number"] for one in found] == list(range(count))
     bad = [f"mutant {one['number']} ({one['kind']}): {why}" for one in found if (why := wrong(one))]

@@ -135,11 +135,6 @@ def test_masks_fit_the_action_space_and_are_those_of_the_environment(action: str
     assert len(rollout(environment)) == 31
 
 
-def test_dict_observation_gets_the_entry() -> None:
-    environment = rein.make(functools.partial(Masked, observation="dict"), N, 0, action_mask=True)
-    assert set(environment.reset()) == {"position", "action_mask"}
-
-
 def test_environment_with_the_entry_needs_no_option() -> None:
     def make() -> Any:
         env = Masked()
@@ -358,11 +353,6 @@ def test_evaluation_checks_masks() -> None:
         rein.evaluate(agent, environment, episodes=2, max_episode_steps=3)
 
 
-def test_check_without_masks_does_nothing() -> None:
-    check_masks(torch.zeros(2, 1), spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2))
-    check_masks({"a": torch.zeros(2, 1)}, spaces.Dict({"a": spaces.Box(0.0, 1.0, (1,))}), spaces.Discrete(2))
-
-
 def test_resumed_environment_continues_bit_for_bit() -> None:
     one, other = (rein.make(Masked, N, seed, action_mask=True) for seed in (0, 1))
     observation, rng = one.reset(), generator(3, "actions")
@@ -396,12 +386,6 @@ def test_wrappers_leave_masks_as_they_are() -> None:
 
 
 @pytest.mark.slow
-class TestSingle(EnvironmentContract):
-    def make(self, num_envs: int, seed: int | None) -> GymnasiumEnvironment:
-        return GymnasiumEnvironment(functools.partial(Masked, "multi"), num_envs, seed, action_mask=True)
-
-
-@pytest.mark.slow
 class TestFlat(EnvironmentContract):
     def make(self, num_envs: int, seed: int | None) -> Any:
         make = functools.partial(Masked, "tuple", observation="dict")
@@ -412,20 +396,6 @@ class TestVector(EnvironmentContract):
     def make(self, num_envs: int, seed: int | None) -> GymnasiumVectorEnvironment:
         source = SyncVectorEnv([Masked] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
         return GymnasiumVectorEnvironment(source, seed=seed, action_mask=True)
-
-
-def test_stored_masks_are_read_again(tmp_path: Path) -> None:
-    environment = rein.make(functools.partial(Masked, form="first"), N, 0, action_mask=True)
-    agent = rein.PPO(environment, seed=0, rollout_steps=4)
-    loop = rein.training_loop(agent, environment, tmp_path / "run", epochs=1, iterations=20)
-    loop.run()
-    run = rein.open_run(tmp_path / "run")
-    episode = run.episode(0)
-    mask = episode.fields["observation"]["action_mask"]
-    assert mask.shape == (episode.length, 4)
-    assert mask.dtype == np.int8
-    assert not mask[0].all()
-    assert mask[1:].all()
 
 
 def test_minari_carries_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

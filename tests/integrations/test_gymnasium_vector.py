@@ -326,12 +326,6 @@ def test_undeclared_mode_raises(monkeypatch: pytest.MonkeyPatch) -> None:
             GymnasiumVectorEnvironment(source)
 
 
-def test_two_ale_py_environments_keep_different_modes() -> None:
-    sources = [gymnasium.make_vec("ALE/Pong-v5", 1, autoreset_mode=mode) for mode in (SAME_STEP, NEXT_STEP)]
-    environments = [GymnasiumVectorEnvironment(source) for source in sources]
-    assert [environment.config["autoreset_mode"] for environment in environments] == ["SameStep", "NextStep"]
-
-
 def single() -> Any:
     return gymnasium.make("CartPole-v1")
 
@@ -348,12 +342,6 @@ def single() -> Any:
         ),
         (lambda: Faulty({"autoreset_mode": DISABLED}), {"num_envs": 9}, ValueError, "num_envs=9: .* has 3"),
         (lambda: Faulty({"autoreset_mode": DISABLED}), {"gravity": 9}, TypeError, "takes no options; remove gravity"),
-        (
-            lambda: Faulty({"autoreset_mode": DISABLED}),
-            {"autoreset_mode": "never"},
-            ValueError,
-            "autoreset_mode='never': give one of NEXT_STEP, SAME_STEP, DISABLED",
-        ),
         (lambda: "Taxi-v99", {}, ValueError, "did you mean Taxi-v4"),
     ],
 )

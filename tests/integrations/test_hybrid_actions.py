@@ -17,7 +17,6 @@ from rein.agents.a2c import A2C
 from rein.agents.impala import IMPALA
 from rein.agents.ppo import PPO
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
-from rein.episodes.random_policy import RandomPolicy
 from rein.episodes.replay import replay
 from rein.integrations.minari import MinariData, export_minari
 from rein.ops.trees import leaves, map_tree
@@ -168,14 +167,6 @@ def test_actions_in_processes_equal_those_of_single_environments() -> None:
     assert len(episode(GymnasiumVectorEnvironment(SyncVectorEnv([Drone] * N)))) == 13  # Drone checks its actions
 
 
-def test_agent_learns_in_processes() -> None:
-    environment = in_workers(Drone, 2, seed=0)
-    agent = PPO(environment, **SMALL)
-    rein.train(agent, environment, epochs=1, iterations=8)
-    assert agent.updates
-    environment.close()
-
-
 def test_exported_episodes_have_tuples_of_actions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
     loop, agent, _ = loop_of(rein.HDF5Store(tmp_path / "run"))
@@ -188,8 +179,3 @@ def test_exported_episodes_have_tuples_of_actions(tmp_path: Path, monkeypatch: p
         assert isinstance(data.action_space, spaces.Tuple) and data.action_space[0] == agent.action_space[0]
         for (path, got), (other, expected) in zip(leaves(chunk.action), leaves(stored), strict=True):
             assert path == other and np.array_equal(got.numpy(), expected)
-
-
-def test_random_policy_is_evaluated() -> None:
-    environment = GymnasiumEnvironment(Drone, N, seed=3)
-    assert rein.evaluate(RandomPolicy(Drone.action_space, 0), environment, 6).episode_return.shape == (6,)

@@ -168,25 +168,6 @@ def test_state_of_another_episode_is_refused_and_workers_stay_usable(mode: Any) 
     environment.close()
 
 
-def test_run_resumes_exactly_with_another_number_of_workers(tmp_path: Path) -> None:
-    def train(folder: Path, workers: int, epochs: int, exist: Any = "new") -> Any:
-        environment = in_workers(Faulty, N, 3, workers=workers, mode="threads")
-        agent = rein.PPO(environment, seed=0, hidden=(4,), rollout_steps=5)
-        loop = rein.training_loop(agent, environment, rein.HDF5Store(folder, exist=exist))
-        saver = rein.checkpoint(loop, every=1)
-        if exist == "resume":
-            rein.resume(loop)
-        loop.run(epochs=epochs, iterations=7)
-        saver.checkpoints.flush()
-        environment.close()
-        loop.parts["store"].close()
-        return agent.state_dict()
-
-    whole = train(tmp_path / "whole", 1, 2)
-    train(tmp_path / "parts", 2, 1)
-    assert first_difference(whole, train(tmp_path / "parts", 3, 2, "resume")) is None
-
-
 @pytest.mark.parametrize("mode", ["sync", *MODES])
 def test_environments_that_are_sent_in_any_order_have_the_same_episodes(mode: Any) -> None:
     def episodes(environment: Any, sent: list[list[int]]) -> list[list[Any]]:
@@ -463,33 +444,6 @@ def test_new_worker_that_fails_in_its_start_is_replaced(tmp_path: Path) -> None:
     environment.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_options_reach_the_environments_of_all_workers(mode: Any) -> None:
-    class Levels(Faulty):
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            super().reset(seed=seed)
-            self.drawn = 0.0 if options is None else options["level"]
-            return self.observe(), {}
-
-    one, other = GymnasiumEnvironment(Levels, N, 7), in_workers(Levels, N, 7, workers=3, mode=mode)
-    for environment in (one, other):
-        environment.reset()
-        environment.set_options([{"level": k} for k in range(N)])
-        environment.set_options({"level": 9}, [2])
-    for t in range(12):
-        assert first_difference(one.apply_action(ONES), other.apply_action(ONES)) is None
-        assert one.episode_options == other.episode_options
-        if t == 6:
-            for environment in (one, other):
-                environment.set_options(None, [3])
-    assert first_difference(one.state_dict(), other.state_dict()) is None
-    seeds = torch.arange(N)
-    each = [{"level": 3}] * N
-    assert torch.equal(one.reset_to(seeds, each), other.reset_to(seeds, each))
-    assert one.episode_options == other.episode_options
-    other.close()
-
-
 def test_messages_that_are_larger_than_a_pipe_arrive() -> None:
     class Draws(Faulty):
         def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -600,11 +554,6 @@ def test_invalid_options_raise_before_workers_start(options: Any, match: str) ->
 def test_make_with_a_mode_without_workers_raises() -> None:
     with pytest.raises(ValueError, match="workers="):
         rein.make(Faulty, N, mode="threads")
-
-
-def test_make_builds_the_same_environment_for_debugging() -> None:
-    environment = rein.make(Faulty, N, 7, workers=2, mode="sync", timeout=3.0, on_failure="restart")
-    assert isinstance(environment, GymnasiumEnvironment)
 
 
 def test_config_contains_the_given_options() -> None:

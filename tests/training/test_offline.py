@@ -76,14 +76,6 @@ def test_loop_counts_updates_and_reports_metrics():
     assert all(set(IQL.reports) <= set(metrics) and np.isfinite(list(metrics.values())).all() for metrics in reported)
 
 
-def test_metrics_of_update_need_no_declaration():
-    class Undeclared(IQL):
-        reports = ()
-
-    metrics = offline_loop(agent(Undeclared), [rows()], epochs=1, iterations=2).run().metrics
-    assert set(IQL.reports) <= set(metrics)
-
-
 def test_iteration_runs_updates_per_iteration():
     by_hand, in_loop = agent(), agent()
     fill(by_hand, [rows()])

@@ -16,7 +16,6 @@ import rein
 from rein.agents.base.optimizers import Adam
 from rein.errors import NonFiniteError
 from rein.handlers.checkpoint import checkpoint
-from rein.handlers.early_stop import early_stop
 from rein.handlers.guards import UpdateGuard
 from rein.ops.classification import accuracy, precision, true_positives
 from rein.testing.stateful import copy_state, first_difference
@@ -191,11 +190,6 @@ def test_list_of_one_loss_applies_to_whole_output(rows: int, output: Any, target
     assert metrics["loss"] == 2.0 * metrics["loss_0"]
 
 
-def test_two_losses_for_one_output_raise() -> None:
-    with pytest.raises(ValueError, match="2 losses do not fit 1 outputs of the model and 1 targets"):
-        stepped(scale(), [(mse_loss, 1.0), (mse_loss, 1.0)], (torch.ones(2, 1), torch.ones(2, 1)))
-
-
 def test_frozen_parameters_do_not_change() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     model[0].requires_grad_(False)
@@ -337,17 +331,6 @@ def test_validation_ends_at_next_batch_after_stop_or_interrupt(ask: Any) -> None
     if ask is rein.Loop.interrupt:
         assert taken == [0, 1, 2, 3] * 2
         assert [dict(r.metrics) for r in resumed.state.history] == [dict(r.metrics) for r in whole.state.history]
-
-
-def test_trainer_learns_xor_and_stops_early() -> None:
-    model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
-    loop = trainer(model, nn.functional.cross_entropy, torch.optim.Adam(model.parameters(), lr=0.05), epochs=200)
-    data = DataLoader(XOR, batch_size=2, shuffle=True)
-    validate(loop, model, DataLoader(XOR, batch_size=3), {"accuracy": accuracy})
-    early_stop(loop, "validation_accuracy", mode="max", patience=20)
-    final = loop.run(data)
-    assert final.metrics["validation_accuracy"] == 1.0
-    assert final.status == "halted"
 
 
 def classifier(seed: int = 1) -> tuple[rein.Loop, Any]:
