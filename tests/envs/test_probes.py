@@ -332,13 +332,6 @@ def test_gain_solves_the_riccati_equation() -> None:
     assert gain() == pytest.approx(2 / (1 + 5**0.5), rel=1e-12)
 
 
-@pytest.mark.parametrize("factor", [0.0, 0.7, 0.95, 1.05, 1.5])
-def test_other_gains_have_lower_returns(factor: float) -> None:
-    gains = gain(), factor * gain()
-    best, other = (returns(Reach(64, dimensions=2, seed=4), lambda x, k=k: -k * x, 20) for k in gains)
-    assert (best > other).all()
-
-
 def test_optimal_return_is_gain_times_squared_distance() -> None:
     environment = Reach(64, dimensions=2, seed=4)
     start = Reach(64, dimensions=2, seed=4).reset()
@@ -433,14 +426,6 @@ def test_documentation_lists_every_probe() -> None:
     rows = set(re.findall(r"^\| `(\w+)", PAGE, re.MULTILINE))
     assert set(probes.__all__) <= rows
     assert {type(make()).__name__ for make in PROBES.values()} == set(probes.__all__)
-
-
-def test_documentation_example_runs() -> None:
-    names: dict[str, Any] = {}
-    for program in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
-        exec(compile(program, "docs/reference/environments.md", "exec"), names)
-    assert names["time_step"].valid.all()
-    assert names["frame"].shape[2] == 3
 
 
 @pytest.mark.parametrize("make", [Bandit, CartPole, Gridworld], ids=lambda make: make.__name__)

@@ -285,22 +285,6 @@ def test_environment_is_not_stepped_after_an_exception_or_its_end() -> None:
             call()
 
 
-def test_run_is_trained_recorded_and_resumed(tmp_path: Path) -> None:
-    def loop_of(epochs: int) -> rein.Loop:
-        environment = adapted("step", group="actor")
-        agent = rein.PPO(environment, seed=0, rollout_steps=8, minibatches=2, hidden=(8,))
-        store = rein.HDF5Store(tmp_path / "run", exist="resume")
-        loop = rein.training_loop(agent, environment, store, seed=0, epochs=epochs, iterations=8)
-        rein.checkpoint(loop, store)
-        return loop
-
-    loop_of(2).run()
-    loop = loop_of(4)
-    rein.resume(loop, tmp_path / "run")
-    loop.run()
-    assert len(rein.open_run(tmp_path / "run").episodes) > N
-
-
 ON_A_DEVICE = """
 import json, sys, torch
 sys.path[:0] = [{training!r}, {here!r}]

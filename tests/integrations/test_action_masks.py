@@ -170,15 +170,7 @@ def test_final_observation_has_the_mask_of_the_last_step() -> None:
         assert step.observation[ACTION_MASK][step.terminated].any(1).all()
 
 
-@pytest.mark.default_cases(
-    "processes-multi",
-    "processes-dict",
-    "vector-discrete",
-    "vector-multi",
-    "vector-binary",
-    "vector-dict",
-    "vector-tuple",
-)
+@pytest.mark.default_cases(every=2)
 @pytest.mark.parametrize("action", SPACES)
 @pytest.mark.parametrize("kind", ["processes", "vector"])
 def test_processes_and_vector_environments_have_equal_masks(kind: str, action: str) -> None:

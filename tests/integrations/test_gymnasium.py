@@ -376,6 +376,15 @@ def test_render_returns_a_frame_of_one_environment() -> None:
         GymnasiumEnvironment("CartPole-v1").render()
 
 
+def test_human_render_mode_opens_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    environment = GymnasiumEnvironment("CartPole-v1", num_envs=1, seed=0, render_mode="human")
+    environment.reset()
+    environment.apply_action(torch.ones(1, dtype=torch.int64))
+    assert environment._transport.simulators[0].unwrapped.screen is not None  # type: ignore[attr-defined]  # CartPole's window
+    environment.close()
+
+
 def test_close_closes_every_environment_once() -> None:
     closed: list[int] = []
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import operator
 import os
 import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -328,59 +330,17 @@ def test_function_that_returns_the_same_environment_twice_is_refused() -> None:
         rein.PettingZooEnvironment(lambda: one, worlds=2)
 
 
-class Incomplete(Climbers):
-    """From step 1 on, climber_1 is missing in one of the results, or has a short observation."""
+class Changed(Climbers):
+    """The third step returns results that `change` has modified."""
 
-    def __init__(self, part: int | str) -> None:
+    def __init__(self, change: Callable[[list[Any]], Any]) -> None:
         super().__init__()
-        self.part = part
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        observations, infos = super().reset(seed)
-        if self.part == "reset":
-            del observations["climber_1"]
-        return observations, infos
-
-    def step(self, actions: dict[str, int]) -> Any:
-        results = super().step(actions)
-        if self.part == "short":
-            results[0]["climber_1"] = np.zeros(1, np.float32)
-        elif isinstance(self.part, int):
-            del results[self.part]["climber_1"]
-        return results
-
-
-@pytest.mark.parametrize("agent_id", [False, True])
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
-        ("reset", "reset returned no observation of 'climber_1'"),
-        ("short", r"observation of 'climber_1': expected shape \(2,\), got \(1,\)"),
-        (0, "no observation of 'climber_1'"),
-        (1, "no reward of 'climber_1'"),
-        (2, "no terminated of 'climber_1'"),
-        (3, "no truncated of 'climber_1'"),
-    ],
-)
-def test_incomplete_results_raise(part: Any, message: str, agent_id: bool) -> None:
-    environment = rein.PettingZooEnvironment(Incomplete, 2, 0, agent_id=agent_id, part=part)
-    with pytest.raises(EnvironmentContractError, match=message):
-        environment.apply_action((environment.reset()["action_mask"][:, 0] * 0).long())
-
-
-class Flagged(Climbers):
-    """The third step returns `value` in this part for the last agent, or instead of the part without an agent."""
-
-    def __init__(self, part: int, value: Any, of_agent: bool = True) -> None:
-        super().__init__()
-        self.part, self.value, self.of_agent = part, value, of_agent
+        self.change = change
 
     def step(self, actions: dict[str, int]) -> Any:
         results = [*super().step(actions)]
-        if self.steps == 3 and self.of_agent:
-            results[self.part]["climber_1"] = self.value
-        elif self.steps == 3:
-            results[self.part] = self.value
+        if self.steps == 3:
+            self.change(results)
         return tuple(results)
 
 
@@ -390,21 +350,46 @@ def third_step(environment: Any) -> None:
         environment.apply_action(torch.zeros(6, dtype=torch.int64))
 
 
+@pytest.mark.parametrize("agent_id", [False, True])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda parts: parts[0].pop("climber_1"), "no observation of 'climber_1'"),
+        (lambda parts: parts[1].pop("climber_1"), "no reward of 'climber_1'"),
+        (lambda parts: parts[2].pop("climber_1"), "no terminated of 'climber_1'"),
+        (lambda parts: parts[3].pop("climber_1"), "no truncated of 'climber_1'"),
+        (lambda parts: parts[0].update(climber_1=np.zeros(1)), r"'climber_1': expected shape \(2,\), got \(1,\)"),
+        (lambda parts: parts.insert(0, None), "from step, got"),
+        (lambda parts: operator.setitem(parts, 0, None), "step must return observation as a dictionary"),
+        (lambda parts: operator.setitem(parts, 2, None), "step must return terminated as a dictionary"),
+        (lambda parts: operator.setitem(parts, 4, None), "step must return info as a dictionary"),
+    ],
+)
+def test_incomplete_results_raise(change: Any, message: str, agent_id: bool) -> None:
+    with pytest.raises(EnvironmentContractError, match=message):
+        third_step(rein.PettingZooEnvironment(Changed, 2, 0, agent_id=agent_id, change=change))
+
+
+def test_reset_without_an_observation_raises() -> None:
+    class Incomplete(Climbers):
+        def reset(self, seed: int | None = None, options: Any = None) -> Any:
+            observations, infos = super().reset(seed, options)
+            del observations["climber_1"]
+            return observations, infos
+
+    with pytest.raises(EnvironmentContractError, match="reset returned no observation of 'climber_1'"):
+        rein.PettingZooEnvironment(Incomplete, 2, 0).reset()
+
+
 @pytest.mark.parametrize("value", ["False", 2, math.nan, None, np.array([True, False]), 1])
 @pytest.mark.parametrize("part", [2, 3])
 def test_flag_that_is_not_a_boolean_raises_with_its_place(part: int, value: Any) -> None:
-    environment = rein.PettingZooEnvironment(Flagged, 2, 0, part=part, value=value)
+    environment = rein.PettingZooEnvironment(Changed, 2, 0, change=lambda parts: parts[part].update(climber_1=value))
     with pytest.raises(EnvironmentContractError, match="expected bool") as raised:
         third_step(environment)
     seed = int(environment.episode_seeds[0])
     for text in ("truncated" if part == 3 else "terminated", "world 0", "'climber_1'", f"seed {seed}", "step 2"):
         assert text in str(raised.value)
-
-
-@pytest.mark.parametrize(("part", "name"), [(0, "observation"), (2, "terminated"), (4, "info")])
-def test_part_that_is_no_dictionary_raises(part: int, name: str) -> None:
-    with pytest.raises(EnvironmentContractError, match=f"step must return {name} as a dictionary"):
-        third_step(rein.PettingZooEnvironment(Flagged, 2, 0, part=part, value=None, of_agent=False))
 
 
 def test_worlds_are_not_stepped_after_an_exception_until_a_reset() -> None:

@@ -257,16 +257,7 @@ FAULTS = [
 OF_THREADS = {hangs, leaves}
 
 
-@pytest.mark.default_cases(
-    "exits-WorkerDied-exit code 3-processes-reset",
-    "exits-WorkerDied-exit code 3-processes-step",
-    "crashes-WorkerDied-killed by SIGSEGV-processes-step",
-    "hangs-WorkerTimeout-no answer within 1 s-processes-step",
-    "hangs-WorkerTimeout-no answer within 1 s-threads-reset",
-    "leaves-WorkerError-the simulator leaves-processes-step",
-    "leaves-WorkerError-the simulator leaves-threads-reset",
-    "raises_a_class_of_its_own-WorkerError-the simulator is out of fuel-processes-reset",
-)
+@pytest.mark.default_cases(every=3)
 @pytest.mark.parametrize("where", ["reset", "step"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("fault", "error", "text"), FAULTS)

@@ -1,16 +1,13 @@
-"""Exact resume: a state saved within an epoch and loaded in a new process gives the same final state, bit for bit."""
+"""Exact resume of runs that are interrupted within an evaluation. `tests/faults` resumes all agents."""
 
 from __future__ import annotations
 
 import csv
-import random
-import runpy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import rein
 from rein.agents.q_learning import QLearning
@@ -18,10 +15,6 @@ from rein.envs.gridworld import Gridworld
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate_every import evaluate_every
 from rein.testing.stateful import copy_state, first_difference
-from tests import programs
-
-FINISH = Path(__file__).with_name("finish_runs.py")
-POINTS = 6  # random iterations per case at which the state is saved
 
 
 def without_time(state: Any) -> Any:
@@ -29,43 +22,6 @@ def without_time(state: Any) -> Any:
     if isinstance(state, dict):
         return {k: without_time(v) for k, v in state.items() if k not in ("seconds", "epoch_began", "times")}
     return [without_time(value) for value in state] if isinstance(state, list) else state
-
-
-def run_and_save(tools: dict[str, Any], kind: str, mode: str, folder: Path) -> dict[str, Any]:
-    """Run without interruption, save states on the way, and return the final state."""
-    total = tools["run"](tools["build"](kind, mode))["total_iterations"]
-    points = set(random.Random(f"{kind} {mode}").sample(range(1, total), POINTS))
-    loop = tools["build"](kind, mode)
-
-    def save(state: Any) -> None:
-        torch.save(copy_state(loop.state_dict()), folder / f"{kind}-{mode}-{state.total_iterations}.saved")
-
-    @loop.iteration_completed(when=lambda state: state.total_iterations in points)
-    def ask(state: Any) -> None:
-        state.request(save)
-
-    return tools["run"](loop)
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tuple[dict[str, Any], list[Path]]]:
-    """Return, for each case, the final state of the uninterrupted run and the files of resumed final states."""
-    folder, tools = tmp_path_factory.mktemp("runs"), runpy.run_path(str(FINISH))
-    cases = [(kind, mode) for kind in ("gridworld", "taxi") for mode in ("continuing", "episodic")]
-    ends = {case: run_and_save(tools, *case, folder) for case in cases}
-    programs.run(FINISH, folder)
-    return {case: (ends[case], sorted(folder.glob(f"{'-'.join(case)}-*.finished"))) for case in cases}
-
-
-@pytest.mark.parametrize("mode", ["continuing", "episodic"])
-@pytest.mark.parametrize("kind", ["gridworld", "taxi"])
-def test_run_resumed_in_new_process_ends_equal_bit_for_bit(runs, kind, mode):
-    uninterrupted, finished = runs[kind, mode]
-    assert len(finished) == POINTS
-    for file in finished:
-        resumed = torch.load(file, weights_only=True)
-        difference = first_difference(without_time(uninterrupted), without_time(resumed))
-        assert difference is None, f"{file.name}: {difference}"
 
 
 class Asking(Gridworld):

@@ -567,19 +567,3 @@ def test_updates_that_float16_skips_report_no_norm() -> None:
     model = scale(1.0)
     loop = trainer(model, mse_loss, sgd(model, 1e-4), precision="float16", max_grad_norm=1.0)
     assert math.isfinite(loop.run([(ONE, ONE * -1000.0)] * 16).metrics["grad_norm"])
-
-
-def test_metric_object_needs_only_update_compute_and_reset() -> None:
-    class Count:
-        def reset(self) -> None:
-            self.rows = 0
-
-        def update(self, prediction: Tensor, target: Tensor) -> None:
-            self.rows += len(target)
-
-        def compute(self) -> int:
-            return self.rows
-
-    evaluate = evaluator(nn.Linear(2, 2), {"rows": Count()})  # type: ignore[dict-item]  # the protocol of torchmetrics
-    data = list(DataLoader(XOR, batch_size=3))
-    assert [evaluate(data)["rows"], evaluate(data)["rows"]] == [4.0, 4.0]
