@@ -96,22 +96,6 @@ class TestBothKinds:
             with pytest.raises(RuntimeError):
                 loaded.reseed(3)
 
-    def test_state_with_another_number_of_environments_raises(self, kind: Any) -> None:
-        with pytest.raises(ValueError, match=r"index: the state has shape \(5,\), this object \(2,\)"):
-            kind(2).load_state_dict(self.advanced(kind, 1, 1).state_dict())
-
-    def test_reseed_is_allowed_only_before_the_first_episode(self, kind: Any) -> None:
-        seeds = kind(N)
-        seeds.reseed(4)
-        assert torch.equal(self.advance(seeds), self.advanced(kind, 4, 1).current)
-        with pytest.raises(RuntimeError, match=r"reseed\(5\): episodes have begun with seed 4"):
-            seeds.reseed(5)
-
-    def test_restart_is_allowed_at_any_time(self, kind: Any) -> None:
-        seeds = self.advanced(kind, 1, 9)
-        seeds.restart(6)
-        assert torch.equal(self.advance(seeds), self.advanced(kind, 6, 1).current)
-
     def test_episodes_after_an_override_are_seeded_as_usual(self, kind: Any) -> None:
         seeds, expected = self.advanced(kind, 1, 3), self.advanced(kind, 1, 4)
         seeds.override(torch.arange(N))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import io
 import logging
 import multiprocessing
@@ -24,7 +23,6 @@ import pytest
 import torch
 
 import rein
-from rein.envs import GymnasiumEnvironment
 from rein.envs.host.server import Server
 from tests.faults.fragile import CRASHES, EXITS, FINE, HANGS, Fragile, number_of
 from tests.integrations.faulty import Faulty, fill, stops_in_an_answer, writes_garbage
@@ -100,63 +98,6 @@ def test_hanging_workers_are_replaced(scale: Callable[[int, int], int]) -> None:
     assert lost == 2 * environment.restarts >= 2 * hangs
     environment.close()
     print(f"workers: {hangs} hangs, {environment.restarts} restarts")
-
-
-def sends_all(environment: GymnasiumEnvironment) -> None:
-    environment.reset()
-    environment.send(NOTHING, [*range(N)])
-
-
-def is_killed_at_rest(environment: GymnasiumEnvironment) -> None:
-    environment.reset()
-    os.kill(environment._transport._workers[0].pid or 0, signal.SIGKILL)
-
-
-def is_killed_in_a_step(environment: GymnasiumEnvironment) -> None:
-    sends_all(environment)
-    os.kill(environment._transport._workers[1].pid or 0, signal.SIGKILL)
-
-
-def hangs_in_a_step(environment: GymnasiumEnvironment) -> None:
-    environment.reset()
-    environment.send(torch.full((N,), HANGS), [*range(N)])
-
-
-def is_stopped(environment: GymnasiumEnvironment) -> None:
-    environment.reset()
-    os.kill(environment._transport._workers[0].pid or 0, signal.SIGSTOP)
-
-
-STATES = [sends_all, is_killed_at_rest, is_killed_in_a_step, hangs_in_a_step, is_stopped]
-OF_PROCESSES = {is_killed_at_rest, is_killed_in_a_step, is_stopped}
-
-
-@pytest.mark.default_cases("threads")
-@pytest.mark.parametrize("mode", ["processes", "threads"])
-def test_close_returns_from_every_state(
-    mode: Any, scale: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not scale(1, 0):
-        monkeypatch.setattr("rein.envs.host.supervision._GRACE", 0.2)
-    taken: dict[str, float] = {}
-    others = {*multiprocessing.active_children()}
-    for number, state in enumerate(STATES):
-        if mode == "threads" and state in OF_PROCESSES:
-            continue
-        for deleted in (False, True) if scale(1, 0) else (number % 2 == 0,):
-            environment = in_workers(Fragile, N, 0, workers=2, mode=mode, timeout=0.5)
-            state(environment)
-            began = time.perf_counter()
-            if deleted:
-                del environment
-                gc.collect()
-            else:
-                environment.close()
-                environment.close()
-            taken[state.__name__] = max(time.perf_counter() - began, taken.get(state.__name__, 0.0))
-            assert {*multiprocessing.active_children()} == others
-    slowest = max(taken, key=lambda name: taken[name])
-    print(f"workers ({mode}): closed from {len(taken)} states, longest {taken[slowest]:.1f} s ({slowest})")
 
 
 def step_forever(ready: int) -> None:

@@ -15,13 +15,13 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from rein.envs.gymnasium import GymnasiumEnvironment
+from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.errors import EnvironmentContractError
 from rein.ops.random import episode_seeds
 from rein.ops.trees import map_tree
 from rein.spaces.conversion import BatchCodec, Codec
 from rein.testing import EnvironmentContract, StatefulContract
-from rein.testing.stateful import first_difference
+from rein.testing.stateful import copy_state, first_difference
 
 N = 3
 
@@ -341,17 +341,26 @@ def test_environment_that_modifies_its_action_is_restored() -> None:
     assert all(first_difference(steps[0], step) is None for step in steps[1:])
 
 
-def test_not_replayable_environment_warns_and_awaits_reset(caplog: pytest.LogCaptureFixture) -> None:
-    environment, loaded = (GymnasiumEnvironment("CartPole-v1", N, 2, replayable=False) for _ in range(2))
-    environment.reset()
-    environment.apply_action(torch.zeros(N, dtype=torch.int64))
+@pytest.mark.parametrize(
+    ("adapter", "options"), [(GymnasiumEnvironment, {"replayable": False}), (GymnasiumVectorEnvironment, {})]
+)
+def test_environment_that_is_not_replayable_warns_and_begins_other_episodes(
+    adapter: Any, options: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment, loaded = (adapter("CartPole-v1", N, 7, **options) for _ in range(2))
+    first = environment.reset()
+    assert not environment.awaits_reset
     with caplog.at_level(logging.WARNING):
-        loaded.load_state_dict(environment.state_dict())
+        loaded.load_state_dict(copy_state(environment.state_dict()))
     assert "CartPole-v1 is not replayable: open episodes are lost" in caplog.text
+    assert loaded.awaits_reset
     with pytest.raises(RuntimeError, match=r"call reset\(\)"):
         loaded.apply_action(torch.zeros(N, dtype=torch.int64))
-    loaded.reset()
-    assert torch.equal(loaded.episode_seeds, episode_seeds(2, torch.arange(N), torch.ones(N, dtype=torch.int64)))
+    second = loaded.reset()
+    assert not torch.equal(second, first)
+    assert torch.equal(second, environment.reset())
+    with pytest.raises(ValueError, match="index"):
+        adapter("CartPole-v1", N + 1).load_state_dict(environment.state_dict())
 
 
 def test_failed_replay_raises() -> None:
@@ -365,15 +374,16 @@ def test_failed_replay_raises() -> None:
         other.load_state_dict(environment.state_dict())
 
 
-def test_render_returns_a_frame_of_one_environment() -> None:
-    environment = GymnasiumEnvironment("CartPole-v1", 2, 0, render_mode="rgb_array")
+@pytest.mark.parametrize("adapter", [GymnasiumEnvironment, GymnasiumVectorEnvironment])
+def test_render_returns_a_frame_of_one_environment(adapter: Any) -> None:
+    environment = adapter("CartPole-v1", 2, 0, render_mode="rgb_array")
     environment.reset()
     frames = [environment.render(index) for index in (0, 1)]
     assert all(frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3 for frame in frames)
     assert not np.array_equal(*frames)
     environment.close()
     with pytest.raises(ValueError, match="render_mode='rgb_array'"):
-        GymnasiumEnvironment("CartPole-v1").render()
+        adapter("CartPole-v1", 2).render()
 
 
 def test_human_render_mode_opens_a_window(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,33 +124,6 @@ def test_exception_in_a_replayed_step_gets_a_note() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("method", "result", "text"),
-    [
-        ("reset", np.zeros((2, 3), np.float32), "expected (observation, info) from reset, got array("),
-        (
-            "step",
-            (np.zeros((2, 3), np.float32), np.zeros(2), np.zeros(2, bool), {}),
-            "expected (observation, reward, terminated, truncated, info) from step, got (array(",
-        ),
-        (
-            "step",
-            (np.zeros((2, 3), np.float32), np.zeros(2), np.zeros(2, bool), np.zeros(2, bool), None),
-            "info: expected a dictionary from step, got None",
-        ),
-    ],
-)
-def test_incomplete_results_of_a_vector_environment_raise(
-    monkeypatch: pytest.MonkeyPatch, method: str, result: Any, text: str
-) -> None:
-    source = SyncVectorEnv([Odd] * 2, autoreset_mode=AutoresetMode.DISABLED)
-    monkeypatch.setattr(source, method, lambda *_, **__: result)
-    environment = GymnasiumVectorEnvironment(source, seed=0)
-    with pytest.raises(EnvironmentContractError, match=f"SyncVectorEnv.*: {re.escape(text)}"):
-        environment.reset()
-        environment.apply_action(NOTHING)
-
-
 ADAPTERS = {
     "one by one": GymnasiumEnvironment,
     "vector": GymnasiumVectorEnvironment,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 from typing import Any
 
 import gymnasium
@@ -235,25 +234,11 @@ def test_custom_source_gets_one_seed_and_separate_masks() -> None:
     assert environment.episode_seeds.tolist() == [-1] * N
 
 
-def test_resume_warns_and_begins_other_episodes(caplog: pytest.LogCaptureFixture) -> None:
-    environment, loaded = (GymnasiumVectorEnvironment("CartPole-v1", N, 7) for _ in range(2))
-    first = environment.reset()
-    assert not environment.awaits_reset
-    with caplog.at_level(logging.WARNING):
-        loaded.load_state_dict(copy_state(environment.state_dict()))
-    assert "CartPole-v1 is not replayable: open episodes are lost" in caplog.text
-    assert loaded.awaits_reset
-    with pytest.raises(RuntimeError, match=r"call reset\(\)"):
-        loaded.apply_action(ZEROS)
-    assert not torch.equal(loaded.reset(), first)
-    with pytest.raises(ValueError, match="index"):
-        GymnasiumVectorEnvironment("CartPole-v1", N + 1).load_state_dict(environment.state_dict())
-
-
 @pytest.mark.parametrize(
     ("options", "made", "mode"),
     [
         ({}, "CartPoleVectorEnv", NEXT_STEP),
+        ({"autoreset_mode": NEXT_STEP}, "CartPoleVectorEnv", NEXT_STEP),
         ({"vectorization_mode": "sync"}, "SyncVectorEnv", NEXT_STEP),
         ({"vectorization_mode": "sync", "autoreset_mode": "SameStep"}, "SyncVectorEnv", SAME_STEP),
         ({"vectorization_mode": "sync", "autoreset_mode": DISABLED}, "SyncVectorEnv", DISABLED),
@@ -279,19 +264,11 @@ def test_invalid_mode_raises_with_the_choices(value: Any) -> None:
         GymnasiumVectorEnvironment("Taxi-v4", 2, 0, autoreset_mode=value)
 
 
-@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
 def test_fixed_mode_of_a_vector_entry_point_raises_for_other_modes(mode: Any) -> None:
-    if mode is NEXT_STEP:  # its fixed mode
-        environment = GymnasiumVectorEnvironment("CartPole-v1", 2, 0, autoreset_mode=mode)
-        assert type(environment._transport._environment.unwrapped).__name__ == "CartPoleVectorEnv"
-        return
     text = f"={mode.name}: .*CartPole-v1 has no option autoreset_mode, and its mode is NEXT_STEP; give vectorization_"
     with pytest.raises(ValueError, match=text):
         GymnasiumVectorEnvironment("CartPole-v1", 2, 0, autoreset_mode=mode.name)
-    as_told: Any = {"autoreset_mode": mode.name, "vectorization_mode": "sync"}
-    environment = GymnasiumVectorEnvironment("CartPole-v1", 2, 0, **as_told)
-    assert environment.reset().shape == (2, 4)
-    assert environment.config["autoreset_mode"] == mode.value
 
 
 def test_ale_py_vector_environments_accept_a_mode_and_options() -> None:
@@ -368,6 +345,7 @@ def test_next_step_mode_without_shared_memory_raises() -> None:
         ({"reward": np.zeros((N, 1))}, r"reward: expected float32 of shape \(3,\), got float64 of shape \(3, 1\)"),
         ({"terminated": np.zeros(N)}, r"terminated: expected bool of shape \(3,\), got float64 of shape \(3,\)"),
         ({"truncated": False}, r"truncated: expected bool of shape \(3,\), got False"),
+        ({"info": None}, "info: expected a dictionary from step, got None"),
         ({"terminated": np.ones(N, bool)}, "info.final_obs: .*Faulty.* must return it in the step"),
         (
             {"terminated": np.ones(N, bool), "info": {"final_obs": np.full(N, None)}},
@@ -380,6 +358,18 @@ def test_wrong_results_raise(fault: dict[str, Any], text: str) -> None:
     environment.reset()
     with pytest.raises(EnvironmentContractError, match=text):
         environment.apply_action(ZEROS)
+
+
+def test_incomplete_results_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Faulty({"autoreset_mode": DISABLED})
+    environment = GymnasiumVectorEnvironment(source, seed=0)
+    environment.reset()
+    for method, expected in (("step", r"\(observation, reward, .*, info\)"), ("reset", r"\(observation, info\)")):
+        monkeypatch.setattr(source, method, lambda *_, **__: np.zeros((4, 2), np.float32))
+        with pytest.raises(
+            EnvironmentContractError, match=rf"Faulty.*: expected {expected} from {method}, got array\("
+        ):
+            environment.reset() if method == "reset" else environment.apply_action(ZEROS)
 
 
 def test_missing_part_of_a_nested_observation_raises() -> None:
@@ -401,17 +391,6 @@ def test_action_of_wrong_shape_or_range_raises() -> None:
     environment.apply_action(ZEROS)
     with pytest.raises(EnvironmentContractError, match=r"action: expected a tensor of shape \(3,\), got \(3, 1\)"):
         environment.apply_action(ZEROS[:, None])
-
-
-def test_render_returns_a_frame_of_one_environment() -> None:
-    environment = GymnasiumVectorEnvironment("CartPole-v1", 2, 0, render_mode="rgb_array")
-    environment.reset()
-    frames = [environment.render(index) for index in (0, 1)]
-    assert all(frame.dtype == np.uint8 and frame.shape[2] == 3 for frame in frames)
-    assert not np.array_equal(*frames)
-    environment.close()
-    with pytest.raises(ValueError, match="render_mode='rgb_array'"):
-        GymnasiumVectorEnvironment("CartPole-v1", 2).render()
 
 
 def test_close_closes_the_source_once() -> None:
