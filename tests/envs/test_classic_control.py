@@ -20,7 +20,6 @@ from rein.envs.acrobot import Acrobot
 from rein.envs.cartpole import CartPole
 from rein.envs.mountain_car import MountainCar, MountainCarContinuous
 from rein.envs.pendulum import Pendulum
-from rein.errors import EnvironmentContractError
 from rein.ops.random import integers, uniform
 from rein.testing import EnvironmentContract, StatefulContract
 from tests import programs
@@ -66,24 +65,16 @@ class TestPendulumContract(_Contract):
     task = "pendulum"
 
 
-class _State(StatefulContract):
-    task: str
+class TestCartPoleState(StatefulContract):
+    """Environments that are derived from SimulatedEnvironment have equal states."""
 
     def make(self) -> Any:
-        return TASKS[self.task].make(8, seed=3, max_episode_steps=9)
+        return CartPole(8, seed=3, max_episode_steps=9)
 
     def step(self, part: Any) -> Any:
         if int(part.episode_seeds[0]) < 0:
             part.reset()
         return part.apply_action(random_action(part, part.episode_seeds, int(part.state_dict()["steps"][0])))
-
-
-class TestCartPoleState(_State):
-    task = "cartpole"
-
-
-class TestPendulumState(_State):
-    task = "pendulum"
 
 
 def random_action(environment: Any, key_N: Tensor, counter: int) -> Tensor:
@@ -216,30 +207,6 @@ def test_frame_shows_the_state(task: Task) -> None:
     assert np.array_equal(environment.render(-1), frames[2])
     with pytest.raises(IndexError):
         environment.render(3)
-
-
-@every_task
-def test_config_rebuilds_the_environment(task: Task) -> None:
-    environment = task.make(4, seed=9, max_episode_steps=50)
-    again = task.make(**environment.config)
-    assert again.config == environment.config
-    assert torch.equal(again.reset(), environment.reset())
-
-
-@every_task
-@pytest.mark.parametrize(("option", "value"), [("num_envs", 0), ("max_episode_steps", 0)])
-def test_options_out_of_range_raise(task: Task, option: str, value: int) -> None:
-    with pytest.raises(ValueError, match=rf"^\w+\({option}=0\): give 1 or more"):
-        task.make(**{option: value})
-
-
-@every_task
-def test_action_of_wrong_dtype_raises(task: Task) -> None:
-    environment = task.make(3)
-    environment.reset()
-    action = random_action(environment, torch.arange(3), 0)
-    with pytest.raises(EnvironmentContractError, match="action"):
-        environment.apply_action(action.long() if action.is_floating_point() else action.double())
 
 
 @pytest.mark.slow

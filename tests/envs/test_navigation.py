@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rein.envs.navigation import Navigation
 from rein.ops.random import uniform
-from rein.testing import EnvironmentContract, StatefulContract
+from rein.testing import EnvironmentContract
 
 
 class TestNavigationContract(EnvironmentContract):
@@ -27,16 +27,6 @@ class TestNavigationContract(EnvironmentContract):
 
     def make(self, num_envs: int, seed: int | None) -> Navigation:
         return Navigation(num_envs, 3, early_leave=self.early_leave, seed=seed, max_episode_steps=45)
-
-
-class TestNavigationState(StatefulContract):
-    def make(self) -> Navigation:
-        return Navigation(4, 3, early_leave=True, seed=3, max_episode_steps=30)
-
-    def step(self, part: Any) -> Any:
-        if int(part.episode_seeds[0]) < 0:
-            part.reset()
-        return part.apply_action(random_action(part.num_envs, int(part.state_dict()["steps"][0])))
 
 
 def random_action(rows: int, counter: int) -> Tensor:
@@ -161,13 +151,6 @@ def test_frame_shows_the_world_of_a_row() -> None:
 def test_options_out_of_range_raise(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Navigation(**options)
-
-
-def test_config_rebuilds_the_environment() -> None:
-    environment = Navigation(4, 3, neighbours=1, early_leave=True, seed=9, max_episode_steps=50)
-    again = Navigation(**environment.config)
-    assert again.config == environment.config
-    assert torch.equal(again.reset(), environment.reset())
 
 
 def test_seeds_of_a_world_must_be_equal() -> None:

@@ -22,7 +22,7 @@ from rein.envs.probes.reach import gain
 from rein.errors import EnvironmentContractError
 from rein.ops.random import integers, uniform
 from rein.ops.values import share_of_duplicates, step_toward_, td_target
-from rein.testing import EnvironmentContract, StatefulContract
+from rein.testing import EnvironmentContract
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/environments.md").read_text(encoding="utf-8")
 GAMMA = 0.9
@@ -103,6 +103,7 @@ def randomly(environment: Any) -> Callable[[Tensor], Tensor]:
     return lambda _: random_action(environment, key_N, next(counter))
 
 
+@pytest.mark.default_cases(every=3)
 class TestProbeContract(EnvironmentContract):
     steps = 30
     different_starts = 1
@@ -113,20 +114,6 @@ class TestProbeContract(EnvironmentContract):
 
     def make(self, num_envs: int, seed: int | None) -> Any:
         return self.probe(num_envs=num_envs, seed=seed)
-
-
-class TestProbeState(StatefulContract):
-    @pytest.fixture(autouse=True, params=[Corridor, Memory, Reach])
-    def _probe(self, request: pytest.FixtureRequest) -> None:
-        self.probe = request.param
-
-    def make(self) -> Any:
-        return self.probe(num_envs=8, seed=3)
-
-    def step(self, part: Any) -> Any:
-        if int(part.episode_seeds[0]) < 0:
-            part.reset()
-        return part.apply_action(random_action(part, part.episode_seeds, int(part.state_dict()["steps"][0])))
 
 
 @every_probe

@@ -13,7 +13,7 @@ from torch import Tensor
 from rein.envs.turtleworld import Turtleworld
 from rein.errors import EnvironmentContractError
 from rein.ops.random import uniform
-from rein.testing import EnvironmentContract, StatefulContract
+from rein.testing import EnvironmentContract
 
 TARGETS = [(2.0, 4.0), (0.5, 1.5), (4.5, 4.5)]
 
@@ -24,16 +24,6 @@ class TestTurtleworldContract(EnvironmentContract):
 
     def make(self, num_envs: int, seed: int | None) -> Turtleworld:
         return Turtleworld(num_envs, TARGETS, seed=seed, max_episode_steps=30)
-
-
-class TestTurtleworldState(StatefulContract):
-    def make(self) -> Turtleworld:
-        return Turtleworld(8, TARGETS, seed=3, max_episode_steps=9)
-
-    def step(self, part: Any) -> Any:
-        if int(part.episode_seeds[0]) < 0:
-            part.reset()
-        return part.apply_action(random_action(part.episode_seeds, int(part.state_dict()["steps"][0])))
 
 
 def random_action(key_N: Tensor, counter: int) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -21,7 +20,6 @@ from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.envs.gymnasium.adapter import rebuild
 from rein.envs.host.masks import _warned
 from rein.envs.wrappers.observations import FlattenObservation, FrameStack, observation_history
-from rein.integrations.minari import MinariData, export_minari
 from rein.networks.heads import check_mask
 from rein.ops.random import generator
 from rein.spaces import ACTION_MASK
@@ -388,23 +386,6 @@ class TestVector(EnvironmentContract):
     def make(self, num_envs: int, seed: int | None) -> GymnasiumVectorEnvironment:
         source = SyncVectorEnv([Masked] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
         return GymnasiumVectorEnvironment(source, seed=seed, action_mask=True)
-
-
-def test_minari_carries_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
-    environment = rein.make(Masked, N, 0, action_mask=True)
-    agent = rein.PPO(environment, seed=0, rollout_steps=20)
-    rein.training_loop(agent, environment, tmp_path / "run", epochs=1, iterations=20).run()
-    run = rein.open_run(tmp_path / "run")
-    export_minari(run, "masked/test-v0", environment.single_observation_space, environment.single_action_space)
-    (batch,) = MinariData("masked/test-v0").chunks()
-    episodes = [run.episode(id) for id in run.episodes["id"].tolist()]
-    for field in ("observation", "action_mask"):
-        expected = np.concatenate([episode.fields["observation"][field] for episode in episodes])
-        assert np.array_equal(batch.observation[field].numpy(), expected)
-    chosen = batch.observation["action_mask"].gather(1, batch.action[:, None] - 2)
-    assert chosen.all()
-    assert not batch.next_observation["action_mask"][batch.terminated].any()
 
 
 def test_worker_gets_arrays_of_shape_empty() -> None:
