@@ -51,13 +51,6 @@ def test_gymnax_separates_truncation_from_termination(cartpole: Any) -> None:
     assert (ends > 0).all()
 
 
-def test_state_of_another_number_of_environments_is_refused(cartpole: Any) -> None:
-    environment = rein.JaxEnvironment(*cartpole, num_envs=N, seed=0)
-    environment.reset()
-    with pytest.raises(ValueError, match="shape"):
-        rein.JaxEnvironment(*cartpole, num_envs=2).load_state_dict(environment.state_dict())
-
-
 def test_state_of_another_environment_is_refused(cartpole: Any) -> None:
     environment = rein.JaxEnvironment(*cartpole, num_envs=N, seed=0)
     environment.reset()
@@ -65,13 +58,6 @@ def test_state_of_another_environment_is_refused(cartpole: Any) -> None:
     state["state"] = state["state"][1:]
     with pytest.raises(ValueError, match="the state has 5 arrays, this environment 6"):
         environment.load_state_dict(state)
-
-
-def test_action_that_does_not_exist_raises_in_the_first_step(cartpole: Any) -> None:
-    environment = rein.JaxEnvironment(*cartpole, num_envs=N, seed=0)
-    environment.reset()
-    with pytest.raises(rein.EnvironmentContractError, match=r"expected a value of Discrete\(2\), got 7"):
-        environment.apply_action(torch.full((N,), 7))
 
 
 def test_pair_of_environment_and_parameters_is_refused() -> None:

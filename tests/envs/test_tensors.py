@@ -147,43 +147,28 @@ def test_finite_horizon_terminates() -> None:
     assert all((steps[5].terminated | steps[6].terminated).tolist())
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({}, "does not declare a final observation"),
-        ({"auto_reset": True}, "set cfg.auto_reset=False"),
-        ({"compute_final_obs": False}, "set cfg.compute_final_obs=True"),
-    ],
-)
-def test_environment_without_final_observation_is_refused(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        rein.TensorEnvironment(Counter(final="none", **config))
+class WholeReset(Counter):
+    """Simulator that cannot reset single environments."""
 
-
-def test_unknown_source_is_refused() -> None:
-    with pytest.raises(ValueError, match='give "step", "info" or "previous"'):
-        rein.TensorEnvironment(Counter(), final_observation="last")  # type: ignore[arg-type]
+    def reset(self, *, seed: int | None = None) -> Any:  # type: ignore[override]
+        return super().reset(seed=seed)
 
 
 @pytest.mark.parametrize(
-    ("env", "message"),
+    ("env", "options", "error", "message"),
     [
-        (Counter, "got the class Counter; pass an instance"),
-        (SimpleNamespace(num_envs=4, reset=print, step=print), "lacks device, single_observation_space"),
+        (Counter(final="none"), {}, ValueError, "does not declare a final observation"),
+        (Counter(final="none", auto_reset=True), {}, ValueError, "set cfg.auto_reset=False"),
+        (Counter(final="none", compute_final_obs=False), {}, ValueError, "set cfg.compute_final_obs=True"),
+        (Counter(), {"final_observation": "last"}, ValueError, 'give "step", "info" or "previous"'),
+        (Counter, {}, TypeError, "got the class Counter; pass an instance"),
+        (SimpleNamespace(num_envs=4, reset=print, step=print), {}, TypeError, "lacks device, single_observation_space"),
+        (WholeReset(), {}, TypeError, "reset must have an argument env_ids"),
     ],
 )
-def test_object_that_is_no_vector_environment_is_refused(env: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        rein.TensorEnvironment(env)
-
-
-def test_environment_that_cannot_reset_single_environments_is_refused() -> None:
-    class WholeReset(Counter):
-        def reset(self, *, seed: int | None = None) -> Any:  # type: ignore[override]
-            return super().reset(seed=seed)
-
-    with pytest.raises(TypeError, match="reset must have an argument env_ids"):
-        rein.TensorEnvironment(WholeReset())
+def test_environment_that_does_not_fit_is_refused(env: Any, options: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        rein.TensorEnvironment(env, **options)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from rein.store.folder import list_files
 from rein.store.format import sealed
 from rein.store.format.sealed import verify, write_whole
 from rein.store.hdf5 import HDF5Store
-from rein.testing.store import assert_equal, make_trajectory
+from rein.testing.store import make_trajectory
 from tests import programs
 from tests.faults import broken_os
 from tests.faults.broken_os import BrokenOs, raises
@@ -103,17 +103,6 @@ def check(path: Path, before: tuple[int, int]) -> None:
     if whole:
         run = rein.open_run(path)
         assert run.epochs["number"].tolist() == list(range(1, len(whole) + 1)) == [t.epoch for t in run]
-
-
-def test_flushed_epochs_survive_a_later_error(tmp_path: Path, monkeypatch: Any) -> None:
-    store = HDF5Store(tmp_path / "run", max_epochs=1)
-    append(store, 3)
-    monkeypatch.setattr(sealed, "os", BrokenOs(3, raises(errno.EIO), CALLS, True))
-    store.append(make_trajectory(4))
-    with pytest.raises(StoreError, match=r"000004-000004\.h5: .* Input/output error \(errno 5\)"):
-        store.flush()
-    assert_equal(list(rein.open_run(store.path)), [make_trajectory(epoch) for epoch in (1, 2, 3)])
-    store.close()
 
 
 MOUNT = ["unshare", "-Urm", "sh", "-c", 'mount -t tmpfs -o size="$0" tmpfs "$1" && shift && exec "$@"']

@@ -163,39 +163,6 @@ def test_time_limit_truncates_and_keeps_the_final_observation() -> None:
     assert not torch.equal(time_step.final_observation, time_step.observation)
 
 
-@pytest.mark.parametrize(
-    ("space", "shape", "dtype"),
-    [
-        (spaces.Discrete(5), (), torch.int64),
-        (spaces.Discrete(5, start=3), (), torch.int64),
-        (spaces.MultiDiscrete([2, 3]), (2,), torch.int64),
-        (spaces.MultiDiscrete([[2, 3], [4, 5]], dtype=np.int32), (2, 2), torch.int64),
-        (spaces.MultiBinary([2, 3]), (2, 3), torch.int8),
-        (spaces.Box(0, 255, (3, 2), np.uint8), (3, 2), torch.uint8),
-        (spaces.Box(-1, 1, (2,), np.float64), (2,), torch.float32),
-        (spaces.Box(-1, 1, (2,), np.float16), (2,), torch.float16),
-        (spaces.Box(-1, 1, (), np.float32), (), torch.float32),
-        (spaces.Box(0, 9, (1,), np.uint16), (1,), torch.int32),
-        (spaces.Box(-9, 9, (1,), np.int64), (1,), torch.int64),
-    ],
-)
-def test_values_of_every_space_round_trip(space: Any, shape: Any, dtype: torch.dtype) -> None:
-    space.seed(0)
-    values = [space.sample() for _ in range(N)]
-    tensor = Codec("observation", space).stack(values)
-    assert tensor.shape == (N, *shape)
-    assert tensor.dtype is dtype
-    assert all(np.allclose(row.numpy(), value) for row, value in zip(tensor, values, strict=True))
-    back = Codec("action", space).split(tensor, N)
-    assert all(space.contains(value) for value in back)
-    assert all(np.allclose(row, value) for row, value in zip(back, values, strict=True))
-
-
-def test_values_of_different_dtypes_are_combined() -> None:
-    tensor = Codec("observation", spaces.Discrete(9)).stack([np.uint64(3), -1, np.int8(2)])
-    assert tensor.tolist() == [3, -1, 2]
-
-
 def test_unsupported_space_raises_in_the_constructor() -> None:
     with pytest.raises(TypeError, match=r"Text\(.*: not a tensor; use Box, Discrete"):
         scripted(spaces.Text(4))

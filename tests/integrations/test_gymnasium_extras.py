@@ -12,7 +12,6 @@ import torch
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
-from rein.envs.wrappers.rewards import SignReward
 from rein.spaces.conversion import Codec
 from rein.testing import EnvironmentContract
 from rein.testing.stateful import copy_state, first_difference
@@ -52,21 +51,6 @@ def test_resumed_run_continues_bit_for_bit(source: Any, steps: int) -> None:
     assert torch.equal(environment.episode_seeds, loaded.episode_seeds)
     for action in actions[steps:]:
         assert first_difference(environment.apply_action(action), loaded.apply_action(action)) is None
-
-
-@pytest.mark.slow
-def test_atari_preprocessing_in_a_factory() -> None:
-    environment = SignReward(GymnasiumEnvironment(pong, 2, 0, max_num_frames_per_episode=700))
-    observation = environment.reset()
-    assert observation.shape == (2, 4, 84, 84)
-    assert observation.dtype is torch.uint8
-    rewards = []
-    for _ in range(200):
-        time_step = environment.apply_action(torch.zeros(2, dtype=torch.int64))
-        assert torch.equal(time_step.final_observation[:, :3], observation[:, 1:])  # the stack shifts by one frame
-        rewards.append(time_step.reward)
-        observation = time_step.observation
-    assert set(torch.cat(rewards).tolist()) == {0.0, -1.0}  # without actions every point is lost
 
 
 def steps_of(environment: GymnasiumVectorEnvironment, steps: int) -> list[list[Any]]:

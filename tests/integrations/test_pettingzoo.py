@@ -269,20 +269,28 @@ def test_failures_of_workers_are_explained(failure: str, error: type[Exception],
     environment.close()
 
 
-def test_timeout_without_workers_raises() -> None:
-    with pytest.raises(TypeError, match="timeout"):
-        climbers(2, timeout=3)
+ONE = Climbers()
 
 
-def test_environment_in_which_agents_take_turns_is_refused() -> None:
-    class Turns(Climbers):
-        def agent_iter(self) -> Any:
-            raise NotImplementedError
+class Turns(Climbers):
+    def agent_iter(self) -> Any:
+        raise NotImplementedError
 
-    with pytest.raises(TypeError, match="take turns; give a function that returns a parallel environment"):
-        rein.PettingZooEnvironment(Turns)
-    with pytest.raises(TypeError, match="must return a parallel environment"):
-        rein.PettingZooEnvironment(dict)
+
+@pytest.mark.parametrize(
+    ("made", "options", "error", "text"),
+    [
+        (Turns, {}, TypeError, "take turns; give a function that returns a parallel environment"),
+        (dict, {}, TypeError, "must return a parallel environment"),
+        (ONE, {}, TypeError, "give a function that returns a parallel environment"),
+        ("mpe2.simple_spread_v3", {}, TypeError, "give a function that returns a parallel environment"),
+        (lambda: ONE, {"worlds": 2}, ValueError, "returned the same environment twice"),
+        (Climbers, {"timeout": 3}, TypeError, "timeout"),
+    ],
+)
+def test_source_that_does_not_fit_is_refused(made: Any, options: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        rein.PettingZooEnvironment(made, **options)
 
 
 def test_environment_without_frames_raises() -> None:
@@ -311,19 +319,6 @@ def test_group_of_agents_with_different_spaces_has_the_spaces_of_a_row() -> None
     observation = environment.reset()
     alone, _ = agent.agents["climber"].policy().select_action(observation)
     assert torch.equal(agent.policy().select_action(observation)[0], alone)
-
-
-@pytest.mark.parametrize("made", [Climbers(), "mpe2.simple_spread_v3"])
-def test_object_that_is_no_function_is_refused(made: Any) -> None:
-    with pytest.raises(TypeError, match="give a function that returns a parallel environment"):
-        rein.PettingZooEnvironment(made)
-
-
-def test_function_that_returns_the_same_environment_twice_is_refused() -> None:
-    one = Climbers()
-    assert rein.PettingZooEnvironment(lambda: one).worlds == 1
-    with pytest.raises(ValueError, match="returned the same environment twice"):
-        rein.PettingZooEnvironment(lambda: one, worlds=2)
 
 
 class Changed(Climbers):

@@ -72,12 +72,6 @@ def test_gradients_are_clipped_and_norm_is_reported() -> None:
     assert model.weight.item() == pytest.approx(3.0 - 0.1 * 0.5)
 
 
-def test_loss_may_be_function_or_module() -> None:
-    model = scale()
-    assert stepped(model, lambda p, t: 0.0 * p.sum() + 5.0, (ONE, ONE)).metrics["loss"] == 5.0
-    assert stepped(model, nn.L1Loss(), (ONE, ONE + 1.0)).metrics["loss"] == 1.0
-
-
 class TwoHeads(nn.Module):
     """Returns its scaled input twice."""
 
@@ -197,16 +191,6 @@ def test_frozen_parameters_do_not_change() -> None:
     trainer(model, mse_loss, torch.optim.Adam(model.parameters())).run([(torch.rand(4, 2), torch.rand(4, 1))])
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {"1.weight", "1.bias"}
-
-
-def test_batch_norm_statistics_ignore_evaluation() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 1))
-    ones = torch.ones(4, 1)
-    loop = trainer(model, mse_loss, sgd(model))
-    validate(loop, model, [(ones * 100.0, ones)], {"loss": mse_loss})
-    loop.run([(ones, ones)])
-    assert model[0].running_mean.item() == pytest.approx(0.1)
-    assert model[0].running_var.item() == pytest.approx(0.9)
 
 
 def test_evaluation_restores_training_modes() -> None:
