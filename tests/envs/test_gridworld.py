@@ -224,14 +224,6 @@ def test_non_integer_seed_raises() -> None:
         Gridworld(3, seed="0")  # type: ignore[arg-type]  # wrong on purpose
 
 
-def test_unseeded_environment_reports_the_drawn_seed() -> None:
-    environment = Gridworld(4)
-    assert environment.seed is None
-    start = environment.reset()
-    assert isinstance(environment.seed, int)
-    assert torch.equal(start, Gridworld(4, seed=environment.seed).reset())
-
-
 def test_invalid_mask_raises() -> None:
     environment = Gridworld(2, seed=0)
     environment.reset()

@@ -17,7 +17,6 @@ import pytest
 
 import rein
 from rein.agents.q_learning import QLearning
-from rein.cli import main
 from rein.envs.gridworld import Gridworld
 from rein.errors import StoreError
 from rein.store.folder import list_files
@@ -168,22 +167,3 @@ def test_write_without_enough_disk_space_is_not_started(tmp_path: Path, monkeypa
     write_whole(tmp_path / "unsupported.h5", bytes(1_049_000))
     with pytest.raises(StoreError, match=r"nowhere/large\.h5: .* No such file or directory"):
         write_whole(tmp_path / "nowhere" / "large.h5", bytes(10))
-
-
-def test_command_line_reports_a_full_disk_in_its_last_line(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    """The first trajectory file of the run does not fit."""
-    real = sealed.check_room
-    too_large = types.SimpleNamespace(f_blocks=10, f_bavail=1, f_bfree=1, f_frsize=4096)
-
-    def check_room(folder: Path, size: int) -> None:
-        with monkeypatch.context() as patch:
-            if folder.name == "trajectories":
-                patch.setattr(os, "statvfs", lambda folder: too_large)
-            real(folder, size)
-
-    monkeypatch.setattr(sealed, "check_room", check_room)
-    with pytest.raises(SystemExit) as end:
-        main(["train", "gridworld", "--run", str(tmp_path / "run"), "--quiet", "--epochs", "3"])
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert end.value.code == 1
-    assert last.startswith(f"rein: {tmp_path}/run/trajectories/000001-000003.h5: ") and "0.0 MiB are free" in last

@@ -14,14 +14,11 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rein.agents.q_learning import QLearning
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.errors import EnvironmentContractError
 from rein.spaces.conversion import Codec
-from rein.store.memory import MemoryStore
 from rein.testing import EnvironmentContract
-from rein.testing.stateful import copy_state, first_difference
-from rein.training.training_loop import training_loop
+from rein.testing.stateful import first_difference
 
 N = 3
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
@@ -135,25 +132,6 @@ def test_disabled_mode_equals_the_adapter_bit_for_bit(source: Any) -> None:
     assert torch.equal(one.episode_seeds, other.episode_seeds)
 
 
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_returned_tensors_do_not_share_memory_with_the_source(mode: AutoresetMode) -> None:
-    arrays = {
-        "observation": np.ones((N, 2), np.float32),
-        "reward": np.ones(N, np.float32),
-        "terminated": np.array([True, False, False]),
-        "truncated": np.array([True, False, False]),
-    }
-    info = {"final_obs": np.ones((N, 2), np.float32), "mass": np.ones(N, np.float32)}
-    first = np.ones((N, 2), np.float32)
-    source = Faulty({"autoreset_mode": mode}, first, info=info, **arrays)
-    environment = GymnasiumVectorEnvironment(source, seed=0, info={"mass": 0.0})
-    returned = environment.reset(), environment.apply_action(ZEROS)
-    before = copy_state(returned)
-    for array in (first, *arrays.values(), *info.values()):
-        array[:] = 0
-    assert first_difference(before, returned) is None
-
-
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
 def test_nested_spaces_are_reset_in_every_autoreset_mode(mode: AutoresetMode) -> None:
     environment = GymnasiumVectorEnvironment(SyncVectorEnv([Nested] * N, autoreset_mode=mode), seed=4)
@@ -164,27 +142,6 @@ def test_nested_spaces_are_reset_in_every_autoreset_mode(mode: AutoresetMode) ->
         same = first_difference(step.final_observation, step.observation) is None
         assert same == (mode is NEXT_STEP or not step.terminated.any())
         assert following.valid.all() == (mode is SAME_STEP or not step.terminated.any())
-
-
-def test_reset_rows_of_next_step_mode_are_not_valid() -> None:
-    environment = GymnasiumVectorEnvironment("Taxi-v4", N, 0, max_episode_steps=4)  # every fifth step is a reset
-    space = environment.single_observation_space
-    agent = QLearning(space, environment.single_action_space, seed=0)
-    store = MemoryStore()
-    loop = training_loop(agent, environment, store, epochs=2, iterations=10)
-    learned = []
-
-    @loop.observation_recorded
-    def keep(state: Any) -> None:
-        learned.append(state.step_state.transition.valid.clone())
-
-    final = loop.run()
-    assert [bool(valid_N.all()) for valid_N in learned] == [k % 5 != 4 for k in range(20)]
-    assert [e.metrics["episode_length"] for e in final.history] == [4.0, 4.0]
-    assert final.clocks.episodes == 4 * N
-    for trajectory in store.trajectories:
-        assert trajectory.fields["valid"].sum() == 8 * N
-        assert (trajectory.episodes.length == 4).all()
 
 
 @pytest.mark.default_cases("CartPole-v1", "Taxi-v4")
