@@ -233,20 +233,6 @@ def test_wrong_actions_raise_in_the_first_step(action: torch.Tensor, text: str) 
         environment.apply_action(action)
 
 
-def test_exception_of_an_environment_gets_a_note() -> None:
-    def crash() -> Any:
-        raise ZeroDivisionError("physics")
-
-    environment = GymnasiumEnvironment(lambda: Scripted(spaces.Discrete(2)), N, 4)
-    environment.reset()
-    environment.apply_action(torch.zeros(N, dtype=torch.int64))
-    environment._transport.simulators[2].faults["reward"] = crash
-    with pytest.raises(ZeroDivisionError, match="physics") as error:
-        environment.apply_action(torch.zeros(N, dtype=torch.int64))
-    assert f"environment 2 of {__name__}" in error.value.__notes__[0]
-    assert f"episode seed {int(environment.episode_seeds[2])}, step 1" in error.value.__notes__[0]
-
-
 @pytest.mark.parametrize(
     ("name", "hint"),
     [

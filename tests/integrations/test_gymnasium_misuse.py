@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -75,37 +76,17 @@ def test_state_dict_does_not_change_in_later_steps(name):
 NOTHING = torch.zeros(2, dtype=torch.int64)
 
 
-class Odd(gymnasium.Env[Any, Any]):
-    """Environment with episodes of one step, or without an end. A reset of number `fails_in_reset` fails."""
-
-    observation_space, action_space = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
-
-    def __init__(self, **faults: Any) -> None:
-        self.faults, self.resets = faults, 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.resets += 1
-        if self.resets == self.faults.get("fails_in_reset"):
-            raise OSError("simulator gone")
-        return np.zeros(3, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        return np.zeros(3, np.float32), 0.0, self.faults.get("terminated", True), False, {}
-
-
-def second_is_odd(**faults: Any) -> GymnasiumEnvironment:
-    faults_of_each = iter([{"terminated": False}, faults])
-    return GymnasiumEnvironment(lambda: Odd(**next(faults_of_each)), 2, seed=0, info={"count": np.int8(0)})
-
-
-@pytest.mark.parametrize("fails", [1, 2])
-def test_exception_in_reset_gets_a_note(fails: int) -> None:
-    environment = second_is_odd(fails_in_reset=fails)
-    with pytest.raises(OSError, match="simulator gone") as error:
+@pytest.mark.parametrize(
+    ("fails", "place"), [({"reset": 1}, "in its reset"), ({"reset": 2}, "in its reset"), ({"step": 2}, "step 1")]
+)
+def test_exception_gets_a_note_with_its_place(fails: dict[str, int], place: str) -> None:
+    environment = GymnasiumEnvironment(functools.partial(Counted, fails=fails), 2, seed=0)
+    with pytest.raises(ZeroDivisionError, match="physics") as error:
         environment.reset()
-        environment.apply_action(NOTHING)
-    note = f"episode seed {int(environment.episode_seeds[1])}, in its reset"
-    assert re.search(rf"in environment 1 of {__name__}:.*, {note}$", error.value.__notes__[0])
+        for _ in range(3):
+            environment.apply_action(NOTHING)
+    seed = int(environment.episode_seeds[1])
+    assert re.search(rf"in environment 1 of .*Counted.*, episode seed {seed}, {place}$", error.value.__notes__[0])
 
 
 def test_exception_in_a_replayed_step_gets_a_note() -> None:
@@ -171,7 +152,7 @@ def test_num_envs_may_be_a_numpy_integer(adapter: str) -> None:
 
 
 def test_num_envs_of_a_vector_environment_may_be_a_numpy_integer() -> None:
-    source = SyncVectorEnv([Odd] * 2, autoreset_mode=AutoresetMode.DISABLED)
+    source = SyncVectorEnv([functools.partial(Counted, 0)] * 2, autoreset_mode=AutoresetMode.DISABLED)
     source.num_envs = np.int64(2)  # type: ignore[assignment]  # as some have it
     assert json.loads(json.dumps(GymnasiumVectorEnvironment(source).config))["num_envs"] == 2
 
@@ -187,7 +168,7 @@ SPACES = [  # of environment 0 and of environment 1 to 3
 
 
 def of_spaces(kind: str, first: Any, other: Any) -> list[Any]:
-    made = [Odd(), Odd()]
+    made = [Counted(0), Counted(1)]
     for one, space in zip(made, (first, other), strict=True):
         setattr(one, kind, space)
     return made
@@ -213,7 +194,7 @@ class Counted(gymnasium.Env[Any, Any]):
 
     observation_space, action_space = spaces.Box(0.0, 99.0, (1,)), spaces.Discrete(2)
 
-    def __init__(self, index: int, fails: dict[str, int]) -> None:
+    def __init__(self, index: int, fails: Mapping[str, int] = {}) -> None:
         self.number, self.fails, self.steps, self.resets = index, fails, 0, 0
 
     def meet(self, what: str, count: int) -> None:
