@@ -211,12 +211,7 @@ def break_answers(monkeypatch: pytest.MonkeyPatch, method: str, fault: Callable[
     monkeypatch.setattr(Server, "answer", answer)
 
 
-@pytest.mark.default_cases(
-    "step-writes_garbage-raise",
-    "step-stops_in_an_answer-restart",
-    "begin-writes_garbage-restart",
-    "load-stops_in_an_answer-raise",
-)
+@pytest.mark.default_cases(every=5)
 @pytest.mark.parametrize("on_failure", ["raise", "restart"])
 @pytest.mark.parametrize("fault", [stops_in_an_answer, writes_garbage])
 @pytest.mark.parametrize("method", OPERATIONS)

@@ -69,22 +69,6 @@ def whole(data: MinariData, size: int = 1 << 16) -> list[Any]:
     return list(data.chunks(size))
 
 
-def test_transitions_equal_the_recorded_data(datasets):
-    dataset = cartpole()
-    (found,) = whole(MinariData("cartpole/test-v0"))
-    episodes = list(dataset.iterate_episodes())
-    for name, column, cut in (
-        ("observations", found.observation, slice(None, -1)),
-        ("observations", found.next_observation, slice(1, None)),
-        ("actions", found.action, slice(None)),
-        ("rewards", found.reward, slice(None)),
-        ("terminations", found.terminated, slice(None)),
-    ):
-        assert np.array_equal(np.concatenate([getattr(e, name)[cut] for e in episodes]), column.numpy())
-    assert (found.action.dtype, found.reward.dtype) == (torch.int64, torch.float32)
-    assert found.valid.all()
-
-
 def test_terminated_and_truncated_episodes_are_distinguished(datasets):
     dataset = cartpole()
     (found,) = whole(MinariData(dataset))

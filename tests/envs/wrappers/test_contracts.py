@@ -69,19 +69,7 @@ def wrapped(request: pytest.FixtureRequest, clockwork: Any, tmp_path: Path) -> M
     return request.param(SimpleNamespace(clockwork=clockwork, folder=tmp_path))
 
 
-DEFAULT_CASES = (
-    "clip_action-of-clockwork",
-    "rescale_action-of-clockwork",
-    "frame_stack-of-trees",
-    "frame_skip-of-clockwork",
-    "time_limit-of-pendulum",
-    "sign_reward-of-gridworld",
-    "flatten_observation-of-blackjack",
-    "record_video-of-gridworld",
-)
-
-
-@pytest.mark.default_cases(*DEFAULT_CASES)
+@pytest.mark.default_cases(every=2)
 class TestWrappers(EnvironmentContract):
     steps = 30
 
@@ -90,7 +78,7 @@ class TestWrappers(EnvironmentContract):
         self.make = wrapped  # type: ignore[method-assign]  # for this instance
 
 
-@pytest.mark.default_cases(*DEFAULT_CASES)
+@pytest.mark.default_cases(every=2)
 class TestWrappersState(StatefulContract):
     @pytest.fixture(autouse=True)
     def _wrapped(self, wrapped: Make) -> None:
