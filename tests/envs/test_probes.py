@@ -300,20 +300,6 @@ def test_constant_answers_get_the_chance_return(cues: int) -> None:
         assert float(got.mean()) == pytest.approx(environment.chance, abs=4 * 0.5 / 20_000**0.5)
 
 
-def test_gain_solves_the_riccati_equation() -> None:
-    for gamma in (0.1, 0.5, 0.9, 0.99, 1.0):
-        k = gain(gamma)
-        assert k == pytest.approx((1 + gamma * k) / (2 + gamma * k), rel=1e-12)
-    assert gain() == pytest.approx(2 / (1 + 5**0.5), rel=1e-12)
-
-
-def test_optimal_return_is_gain_times_squared_distance() -> None:
-    environment = Reach(64, dimensions=2, seed=4)
-    start = Reach(64, dimensions=2, seed=4).reset()
-    cost = returns(environment, Optimal(environment), 20)
-    torch.testing.assert_close(cost.float(), environment.optimal_value(start, 1.0))
-
-
 def test_optimal_return_with_a_short_time_limit() -> None:
     """The gain with n steps left is the result of n Riccati steps from 0: 1/2, 3/5, 8/13."""
     environment = Reach(20_000, seed=4, max_episode_steps=3)
