@@ -153,16 +153,6 @@ def same(row: torch.Tensor, value: Any) -> bool:
     return np.array_equal(row.numpy(), np.asarray(value).astype(row.numpy().dtype))
 
 
-def test_time_limit_truncates_and_keeps_the_final_observation() -> None:
-    environment = GymnasiumEnvironment("Pendulum-v1", 2, 0, max_episode_steps=4)
-    environment.reset()
-    for _ in range(4):
-        time_step = environment.apply_action(torch.zeros(2, 1))
-    assert time_step.truncated.all()
-    assert not time_step.terminated.any()
-    assert not torch.equal(time_step.final_observation, time_step.observation)
-
-
 def test_unsupported_space_raises_in_the_constructor() -> None:
     with pytest.raises(TypeError, match=r"Text\(.*: not a tensor; use Box, Discrete"):
         scripted(spaces.Text(4))
