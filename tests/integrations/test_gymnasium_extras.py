@@ -12,8 +12,8 @@ import torch
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
-from rein.spaces.conversion import Codec
 from rein.testing import EnvironmentContract
+from rein.testing.environment import random_actions
 from rein.testing.stateful import copy_state, first_difference
 
 
@@ -32,18 +32,11 @@ class TestLunarLander(EnvironmentContract):
         return GymnasiumEnvironment("LunarLander-v3", num_envs, seed)
 
 
-def random_actions(environment: Any, steps: int) -> list[list[Any]]:
-    space = environment.single_action_space
-    space.seed(0)
-    return [[space.sample() for _ in range(environment.num_envs)] for _ in range(steps)]
-
-
 @pytest.mark.default_cases("HalfCheetah-v5-1100")
 @pytest.mark.parametrize(("source", "steps"), [("HalfCheetah-v5", 1100), ("ALE/Pong-v5", 150), (pong, 150)])
 def test_resumed_run_continues_bit_for_bit(source: Any, steps: int) -> None:
     environment, loaded = (GymnasiumEnvironment(source, 2, seed) for seed in (3, 4))
-    codec = Codec("action", environment.single_action_space)
-    actions = [codec.stack(action) for action in random_actions(environment, steps + 50)]
+    actions = random_actions(environment, steps + 50)
     environment.reset()
     for action in actions[:steps]:
         environment.apply_action(action)

@@ -16,8 +16,8 @@ from gymnasium.vector.utils import batch_space
 
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.errors import EnvironmentContractError
-from rein.spaces.conversion import Codec
 from rein.testing import EnvironmentContract
+from rein.testing.environment import random_actions
 from rein.testing.stateful import first_difference
 
 N = 3
@@ -105,20 +105,8 @@ class Faulty(VectorEnv[Any, Any, Any]):
 
 
 def rollout(environment: Any, steps: int) -> list[Any]:
-    space = environment.single_action_space
-    space.seed(0)
-    codec = Codec("action", space)
     start = environment.reset()
-    actions = [codec.stack([space.sample() for _ in range(environment.num_envs)]) for _ in range(steps)]
-    return [start, *(environment.apply_action(action) for action in actions)]
-
-
-def last_of(environment: Any, steps: int) -> torch.Tensor:
-    """Return the observation after `steps` steps with zero actions."""
-    environment.reset()
-    codec = Codec("action", environment.single_action_space)
-    still = codec.stack([np.zeros_like(environment.single_action_space.sample())] * environment.num_envs)
-    return [environment.apply_action(still) for _ in range(steps)][-1].observation
+    return [start, *(environment.apply_action(action) for action in random_actions(environment, steps))]
 
 
 def test_disabled_mode_equals_the_adapter_bit_for_bit() -> None:
@@ -151,7 +139,7 @@ def test_episodes_depend_on_the_seed_only(source: str) -> None:
 @pytest.mark.default_cases("Pendulum-v1")
 @pytest.mark.parametrize("source", ["Pendulum-v1", "ALE/Pong-v5"])
 def test_seeded_environments_do_not_depend_on_num_envs(source: str) -> None:
-    few, many = (last_of(GymnasiumVectorEnvironment(source, count, 7), 25) for count in (2, 4))
+    few, many = (rollout(GymnasiumVectorEnvironment(source, count, 7), 25)[-1].observation for count in (2, 4))
     assert torch.equal(few, many[:2])
     assert len(many.flatten(1).unique(dim=0)) == 4
 
