@@ -13,7 +13,6 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein
-from rein.agents.base.summary import named_parameters
 from rein.cli.rebuild import environment_of
 from rein.envs.navigation import Navigation
 from rein.envs.wrappers import FrameSkip, FrameStack, RecordVideo, TimeLimit
@@ -127,37 +126,6 @@ def test_environments_without_worlds_have_no_metrics_of_worlds() -> None:
     environment = rein.envs.CartPole(4, seed=0)
     metrics = rein.train(agent_for(environment), environment, epochs=1, iterations=16, progress=False).metrics
     assert not {"world_return", "world_length"} & set(metrics)
-
-
-@pytest.mark.default_cases("PPO")
-@pytest.mark.parametrize("kind", ["PPO", "SAC"])
-def test_rows_of_agents_that_have_left_have_no_gradient(kind: str) -> None:
-    """Other observations and rewards in invalid rows give the same parameters, bit for bit."""
-
-    class Disturbed(Runners):
-        disturbed = 0
-
-        def apply_action(self, action: Tensor) -> rein.TimeStep:
-            time_step = super().apply_action(action)
-            left_N = self.state_dict()["left"].flatten()
-            self.disturbed += int(left_N.sum())
-            return time_step._replace(
-                reward=torch.where(time_step.valid, time_step.reward, 7.0),
-                observation=torch.where(left_N[:, None], 5.0, time_step.observation),
-            )
-
-    def trained(environment: Runners) -> Any:
-        if kind == "PPO":
-            agent: Any = agent_for(environment)
-        else:
-            agent = rein.SAC(environment, hidden=(8,), batch_size=16, learning_starts=50, capacity=1000, seed=0)
-        rein.train(agent, environment, epochs=3, iterations=16, progress=False)
-        assert agent.updates > 0
-        return dict(named_parameters(agent))
-
-    disturbed = Disturbed(4, seed=0, max_episode_steps=12)
-    assert first_difference(trained(runners(4)), trained(disturbed)) is None
-    assert disturbed.disturbed > 20
 
 
 def test_evaluation_by_world_and_group() -> None:
