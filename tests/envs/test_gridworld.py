@@ -30,12 +30,6 @@ class TestVectorGridworld(EnvironmentContract):
         return Gridworld(num_envs, TARGETS, seed=seed, observation="vector")
 
 
-@pytest.mark.slow
-class TestLargeGridworld(EnvironmentContract):
-    def make(self, num_envs: int, seed: int | None) -> Gridworld:
-        return Gridworld(num_envs, [(20, 20), (0, 1)], seed=seed, size=21, observation="vector", max_episode_steps=20)
-
-
 class TestGridworldState(StatefulContract):
     def make(self) -> Gridworld:
         return Gridworld(8, TARGETS, seed=3, max_episode_steps=9)
@@ -146,7 +140,7 @@ def test_vector_observation_matches_the_cell_observation() -> None:
         torch.testing.assert_close(vector[:, 5], distance)
 
 
-@pytest.mark.parametrize("size", [2, 3, 21])
+@pytest.mark.parametrize("size", [2, 5, 21])
 def test_other_board_sizes_follow_the_same_rules(size: int) -> None:
     last = size - 1
     cells, vectors = (
@@ -177,26 +171,6 @@ def test_encode_returns_a_batch_of_one_observation() -> None:
     assert corner.tolist() == [[0, 0, 1, 1, 0, 1]]
     reached = Gridworld(3, observation="vector").encode(x=4, y=0, target=(4, 0))
     assert reached.tolist() == [[1, 0, 1, 0, 1, 0]]
-
-
-def test_shortest_paths_have_the_expected_number_of_steps() -> None:
-    """The path leads to the column of the target, then up."""
-    steps = []
-    for x in range(4):
-        environment = _at(Gridworld(1), x, 0)
-        moves = [RIGHT if x < 2 else LEFT] * abs(x - 2) + [UP] * 4
-        ended = [bool(environment.apply_action(torch.tensor([move])).terminated) for move in moves]
-        assert ended == [False] * (len(moves) - 1) + [True]
-        steps.append(len(moves))
-    assert steps == [6, 5, 4, 5]
-
-
-def test_bounding_box_matches_the_observation_space() -> None:
-    left, right, bottom, top = Gridworld.bounding_box
-    space = Gridworld(1).single_observation_space
-    assert isinstance(space, spaces.MultiDiscrete)
-    assert (left, bottom) == (0, 0)
-    assert (right, top) == tuple(int(n) - 1 for n in space.nvec[:2])
 
 
 def test_frame_shows_agent_and_target_at_their_cells() -> None:
@@ -234,15 +208,6 @@ def test_options_out_of_range_raise(options: dict[str, Any], text: str) -> None:
         Gridworld(**options)
 
 
-def test_action_out_of_range_raises_in_the_first_step() -> None:
-    environment = Gridworld(3)
-    environment.reset()
-    with pytest.raises(
-        EnvironmentContractError, match=r"action, environment 1: expected a value of Discrete\(4\), got 4"
-    ):
-        environment.apply_action(torch.tensor([0, 4, 0]))
-
-
 @pytest.mark.parametrize("wrong", [-1, 4])
 def test_action_out_of_range_raises_in_later_steps(wrong: int) -> None:
     environment = Gridworld(3)
@@ -257,14 +222,6 @@ def test_action_out_of_range_raises_in_later_steps(wrong: int) -> None:
 def test_non_integer_seed_raises() -> None:
     with pytest.raises(TypeError, match="seed='0'"):
         Gridworld(3, seed="0")  # type: ignore[arg-type]  # wrong on purpose
-
-
-def test_unseeded_environment_reports_the_drawn_seed() -> None:
-    environment = Gridworld(4)
-    assert environment.seed is None
-    start = environment.reset()
-    assert isinstance(environment.seed, int)
-    assert torch.equal(start, Gridworld(4, seed=environment.seed).reset())
 
 
 def test_invalid_mask_raises() -> None:

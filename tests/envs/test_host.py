@@ -13,11 +13,10 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.envs import GymnasiumEnvironment, GymnasiumVectorEnvironment, PettingZooGame
+from rein.envs import GymnasiumEnvironment
 from rein.testing import EnvironmentContract
 from tests.envs.toy_machines import MachineEnvironment
 from tests.integrations.test_pettingzoo import Climbers
-from tests.integrations.test_pettingzoo_game import Nim
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 
@@ -26,16 +25,6 @@ TRANSPORTS: dict[str, dict[str, Any]] = {
     "InThreads": {"workers": 2, "mode": "threads"},
     "InProcesses": {"workers": 2, "mode": "processes"},
 }
-
-
-def vector(num_envs: int, seed: int | None) -> Any:
-    return GymnasiumVectorEnvironment(
-        "CartPole-v1", num_envs, seed, autoreset_mode="DISABLED", vectorization_mode="sync"
-    )
-
-
-def self_play(num_envs: int, seed: int | None) -> Any:
-    return rein.SelfPlay(PettingZooGame(Nim), num_envs, seed=seed)
 
 
 def separate(make: Any, source: Any, transport: str) -> Any:
@@ -49,16 +38,15 @@ def separate(make: Any, source: Any, transport: str) -> Any:
 
 
 SIMULATORS: dict[str, tuple[Any, Any]] = {
-    "Gymnasium": (GymnasiumEnvironment, "CartPole-v1"),
     "Worlds": (rein.PettingZooEnvironment, Climbers),
     "Machines": (MachineEnvironment, None),
 }
-BUILDS = {
+BUILDS = {  # `tests/integrations` has those of environments of Gymnasium and games
     f"{simulator}{transport}": separate(*SIMULATORS[simulator], transport)
     for simulator in SIMULATORS
     for transport in TRANSPORTS
-} | {"VectorInThisProcess": vector, "GamesInThisProcess": self_play}
-DEFAULT = ("MachinesInThisProcess", "WorldsInThreads")  # the others are slow, or tested elsewhere
+}
+DEFAULT = ("MachinesInThisProcess", "WorldsInThreads")  # the others are slow
 
 
 def contract(name: str, build: Any) -> type:

@@ -10,7 +10,6 @@ import torch
 
 import rein
 from rein.testing import EnvironmentContract
-from rein.testing.stateful import copy_state, first_difference
 
 N, LIMIT = 4, 20
 
@@ -52,31 +51,6 @@ def test_gymnax_separates_truncation_from_termination(cartpole: Any) -> None:
     assert (ends > 0).all()
 
 
-def check_resume(make: Any, actions: list[torch.Tensor]) -> None:
-    """Save the state within the episodes, and compare the steps that follow."""
-    environment, loaded = make(0), make(1)
-    environment.reset()
-    for action in actions[:5]:
-        environment.apply_action(action)
-    loaded.load_state_dict(copy_state(environment.state_dict()))
-    for action in actions:
-        assert first_difference(environment.apply_action(action), loaded.apply_action(action)) is None
-    assert torch.equal(environment.episode_seeds, loaded.episode_seeds)
-
-
-def test_gymnax_resumes_bit_for_bit(cartpole: Any) -> None:
-    check_resume(
-        lambda seed: rein.JaxEnvironment(*cartpole, num_envs=N, seed=seed), [torch.arange(N) % 2 for _ in range(30)]
-    )
-
-
-def test_state_of_another_number_of_environments_is_refused(cartpole: Any) -> None:
-    environment = rein.JaxEnvironment(*cartpole, num_envs=N, seed=0)
-    environment.reset()
-    with pytest.raises(ValueError, match="shape"):
-        rein.JaxEnvironment(*cartpole, num_envs=2).load_state_dict(environment.state_dict())
-
-
 def test_state_of_another_environment_is_refused(cartpole: Any) -> None:
     environment = rein.JaxEnvironment(*cartpole, num_envs=N, seed=0)
     environment.reset()
@@ -86,25 +60,10 @@ def test_state_of_another_environment_is_refused(cartpole: Any) -> None:
         environment.load_state_dict(state)
 
 
-def test_action_that_does_not_exist_raises_in_the_first_step(cartpole: Any) -> None:
-    environment = rein.JaxEnvironment(*cartpole, num_envs=N, seed=0)
-    environment.reset()
-    with pytest.raises(rein.EnvironmentContractError, match=r"expected a value of Discrete\(2\), got 7"):
-        environment.apply_action(torch.full((N,), 7))
-
-
 def test_pair_of_environment_and_parameters_is_refused() -> None:
     pytest.importorskip("jax")
     with pytest.raises(TypeError, match="returns two arguments"):
         rein.JaxEnvironment((object(), object()))
-
-
-def test_agent_learns_in_gymnax(cartpole: Any) -> None:
-    environment = rein.JaxEnvironment(*cartpole, num_envs=N, seed=0)
-    agent = rein.PPO(environment, seed=0, rollout_steps=16, minibatches=2, hidden=(16,))
-    loop = rein.train(agent, environment, epochs=2, iterations=16, progress=False)
-    assert agent.updates > 0
-    assert loop is not None
 
 
 @pytest.fixture(scope="module")
@@ -146,12 +105,6 @@ def test_brax_separates_truncation_from_termination(point: Any) -> None:
         ended = time_step.terminated | time_step.truncated
         assert (time_step.observation["observation"][ended].abs() <= 0.5).all()
         position, steps = time_step.observation["observation"][:, 0], steps.masked_fill(ended, 0)
-
-
-def test_brax_resumes_bit_for_bit(point: Any) -> None:
-    check_resume(
-        lambda seed: rein.JaxEnvironment(point[0], num_envs=N, seed=seed), [torch.full((N, 1), 0.4) for _ in range(15)]
-    )
 
 
 def test_brax_with_automatic_reset_is_refused(point: Any) -> None:

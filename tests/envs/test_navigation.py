@@ -12,10 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import rein
 from rein.envs.navigation import Navigation
 from rein.ops.random import uniform
-from rein.testing import EnvironmentContract, StatefulContract
+from rein.testing import EnvironmentContract
 
 
 class TestNavigationContract(EnvironmentContract):
@@ -30,25 +29,10 @@ class TestNavigationContract(EnvironmentContract):
         return Navigation(num_envs, 3, early_leave=self.early_leave, seed=seed, max_episode_steps=45)
 
 
-class TestNavigationState(StatefulContract):
-    def make(self) -> Navigation:
-        return Navigation(4, 3, early_leave=True, seed=3, max_episode_steps=30)
-
-    def step(self, part: Any) -> Any:
-        if int(part.episode_seeds[0]) < 0:
-            part.reset()
-        return part.apply_action(random_action(part.num_envs, int(part.state_dict()["steps"][0])))
-
-
 def random_action(rows: int, counter: int) -> Tensor:
     """Return random actions (N, 2), some of them outside of [-1, 1]. Row i does not depend on N."""
     key_N = torch.arange(rows)
     return torch.stack([2.4 * uniform(key_N, 2 * counter + k) - 1.2 for k in range(2)], 1)
-
-
-def straight(observation: Tensor) -> Tensor:
-    """Return the actions (N, 2) of agents that move straight to their targets."""
-    return (3.0 * observation[:, 2:4]).clamp(-1.0, 1.0)
 
 
 def placed(environment: Navigation, places: list[tuple[float, float]], targets: list[tuple[float, float]]) -> Tensor:
@@ -144,22 +128,6 @@ def test_starts_and_targets_do_not_overlap() -> None:
     assert places.max() <= 5 - 0.25
 
 
-def test_straight_paths_reach_the_targets() -> None:
-    result = rein.evaluate(Straight(), Navigation(64, 1, neighbours=0, seed=2), 64)
-    assert result.terminated.all()
-    assert result.mean_length < 30
-
-
-class Straight:
-    """Policy that moves straight to the target."""
-
-    def select_action(self, observation: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        return straight(observation), {}
-
-    def reset(self, mask: Tensor | None = None) -> None:
-        pass
-
-
 def test_frame_shows_the_world_of_a_row() -> None:
     environment = Navigation(2, 3, early_leave=True, seed=0)
     environment.reset()
@@ -183,13 +151,6 @@ def test_frame_shows_the_world_of_a_row() -> None:
 def test_options_out_of_range_raise(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Navigation(**options)
-
-
-def test_config_rebuilds_the_environment() -> None:
-    environment = Navigation(4, 3, neighbours=1, early_leave=True, seed=9, max_episode_steps=50)
-    again = Navigation(**environment.config)
-    assert again.config == environment.config
-    assert torch.equal(again.reset(), environment.reset())
 
 
 def test_seeds_of_a_world_must_be_equal() -> None:

@@ -22,7 +22,7 @@ from rein.envs.probes.reach import gain
 from rein.errors import EnvironmentContractError
 from rein.ops.random import integers, uniform
 from rein.ops.values import share_of_duplicates, step_toward_, td_target
-from rein.testing import EnvironmentContract, StatefulContract
+from rein.testing import EnvironmentContract
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/environments.md").read_text(encoding="utf-8")
 GAMMA = 0.9
@@ -103,6 +103,7 @@ def randomly(environment: Any) -> Callable[[Tensor], Tensor]:
     return lambda _: random_action(environment, key_N, next(counter))
 
 
+@pytest.mark.default_cases(every=3)
 class TestProbeContract(EnvironmentContract):
     steps = 30
     different_starts = 1
@@ -113,20 +114,6 @@ class TestProbeContract(EnvironmentContract):
 
     def make(self, num_envs: int, seed: int | None) -> Any:
         return self.probe(num_envs=num_envs, seed=seed)
-
-
-class TestProbeState(StatefulContract):
-    @pytest.fixture(autouse=True, params=PROBES.values(), ids=PROBES)
-    def _probe(self, request: pytest.FixtureRequest) -> None:
-        self.probe = request.param
-
-    def make(self) -> Any:
-        return self.probe(num_envs=8, seed=3)
-
-    def step(self, part: Any) -> Any:
-        if int(part.episode_seeds[0]) < 0:
-            part.reset()
-        return part.apply_action(random_action(part, part.episode_seeds, int(part.state_dict()["steps"][0])))
 
 
 @every_probe
@@ -172,29 +159,6 @@ def test_optimal_value_solves_the_bellman_equation(name: str) -> None:
         if k % 2:
             torch.testing.assert_close(backup_N, value_N, atol=1e-5, rtol=1e-5)
         observation = time_step.observation
-
-
-@every_probe
-def test_episodes_do_not_depend_on_num_envs(make: Callable[..., Any]) -> None:
-    few, many = make(num_envs=3, seed=8), make(num_envs=67, seed=8)
-    assert torch.equal(few.reset(), many.reset()[:3])
-    for k in range(60):
-        action = random_action(many, torch.arange(67), k)
-        one, other = few.apply_action(action[:3]), many.apply_action(action)
-        for field in ("observation", "final_observation", "reward", "terminated", "truncated"):
-            assert torch.equal(getattr(one, field), getattr(other, field)[:3]), field
-
-
-@every_probe
-def test_modifying_returned_tensors_does_not_affect_the_environment(make: Callable[..., Any]) -> None:
-    spoiled, left = make(num_envs=2, seed=4), make(num_envs=2, seed=4)
-    spoiled.reset().fill_(7.0), left.reset()
-    for k in range(30):
-        action = random_action(left, torch.arange(2), k)
-        one, other = spoiled.apply_action(action), left.apply_action(action)
-        for field in ("observation", "final_observation", "reward"):
-            assert torch.equal(getattr(one, field), getattr(other, field)), field
-            getattr(one, field).fill_(7.0)
 
 
 @every_probe
@@ -336,27 +300,6 @@ def test_constant_answers_get_the_chance_return(cues: int) -> None:
         assert float(got.mean()) == pytest.approx(environment.chance, abs=4 * 0.5 / 20_000**0.5)
 
 
-def test_gain_solves_the_riccati_equation() -> None:
-    for gamma in (0.1, 0.5, 0.9, 0.99, 1.0):
-        k = gain(gamma)
-        assert k == pytest.approx((1 + gamma * k) / (2 + gamma * k), rel=1e-12)
-    assert gain() == pytest.approx(2 / (1 + 5**0.5), rel=1e-12)
-
-
-@pytest.mark.parametrize("factor", [0.0, 0.7, 0.95, 1.05, 1.5])
-def test_other_gains_have_lower_returns(factor: float) -> None:
-    gains = gain(), factor * gain()
-    best, other = (returns(Reach(64, dimensions=2, seed=4), lambda x, k=k: -k * x, 20) for k in gains)
-    assert (best > other).all()
-
-
-def test_optimal_return_is_gain_times_squared_distance() -> None:
-    environment = Reach(64, dimensions=2, seed=4)
-    start = Reach(64, dimensions=2, seed=4).reset()
-    cost = returns(environment, Optimal(environment), 20)
-    torch.testing.assert_close(cost.float(), environment.optimal_value(start, 1.0))
-
-
 def test_optimal_return_with_a_short_time_limit() -> None:
     """The gain with n steps left is the result of n Riccati steps from 0: 1/2, 3/5, 8/13."""
     environment = Reach(20_000, seed=4, max_episode_steps=3)
@@ -444,14 +387,6 @@ def test_documentation_lists_every_probe() -> None:
     rows = set(re.findall(r"^\| `(\w+)", PAGE, re.MULTILINE))
     assert set(probes.__all__) <= rows
     assert {type(make()).__name__ for make in PROBES.values()} == set(probes.__all__)
-
-
-def test_documentation_example_runs() -> None:
-    names: dict[str, Any] = {}
-    for program in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
-        exec(compile(program, "docs/reference/environments.md", "exec"), names)
-    assert names["time_step"].valid.all()
-    assert names["frame"].shape[2] == 3
 
 
 @pytest.mark.parametrize("make", [Bandit, CartPole, Gridworld], ids=lambda make: make.__name__)

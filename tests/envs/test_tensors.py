@@ -105,11 +105,6 @@ class TestPrevious(EnvironmentContract):
         return adapted("previous", num_envs, seed)
 
 
-class TestGroups(EnvironmentContract):
-    def make(self, num_envs: int, seed: int | None) -> Any:
-        return adapted("step", num_envs, seed, group="policy")
-
-
 @pytest.mark.parametrize(("source", "last"), [("step", 1.0), ("info", 1.0), ("previous", 0.0)])
 def test_final_observation_precedes_reset(source: str, last: float) -> None:
     environment = adapted(source)
@@ -152,43 +147,28 @@ def test_finite_horizon_terminates() -> None:
     assert all((steps[5].terminated | steps[6].terminated).tolist())
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({}, "does not declare a final observation"),
-        ({"auto_reset": True}, "set cfg.auto_reset=False"),
-        ({"compute_final_obs": False}, "set cfg.compute_final_obs=True"),
-    ],
-)
-def test_environment_without_final_observation_is_refused(config: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        rein.TensorEnvironment(Counter(final="none", **config))
+class WholeReset(Counter):
+    """Simulator that cannot reset single environments."""
 
-
-def test_unknown_source_is_refused() -> None:
-    with pytest.raises(ValueError, match='give "step", "info" or "previous"'):
-        rein.TensorEnvironment(Counter(), final_observation="last")  # type: ignore[arg-type]
+    def reset(self, *, seed: int | None = None) -> Any:  # type: ignore[override]
+        return super().reset(seed=seed)
 
 
 @pytest.mark.parametrize(
-    ("env", "message"),
+    ("env", "options", "error", "message"),
     [
-        (Counter, "got the class Counter; pass an instance"),
-        (SimpleNamespace(num_envs=4, reset=print, step=print), "lacks device, single_observation_space"),
+        (Counter(final="none"), {}, ValueError, "does not declare a final observation"),
+        (Counter(final="none", auto_reset=True), {}, ValueError, "set cfg.auto_reset=False"),
+        (Counter(final="none", compute_final_obs=False), {}, ValueError, "set cfg.compute_final_obs=True"),
+        (Counter(), {"final_observation": "last"}, ValueError, 'give "step", "info" or "previous"'),
+        (Counter, {}, TypeError, "got the class Counter; pass an instance"),
+        (SimpleNamespace(num_envs=4, reset=print, step=print), {}, TypeError, "lacks device, single_observation_space"),
+        (WholeReset(), {}, TypeError, "reset must have an argument env_ids"),
     ],
 )
-def test_object_that_is_no_vector_environment_is_refused(env: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        rein.TensorEnvironment(env)
-
-
-def test_environment_that_cannot_reset_single_environments_is_refused() -> None:
-    class WholeReset(Counter):
-        def reset(self, *, seed: int | None = None) -> Any:  # type: ignore[override]
-            return super().reset(seed=seed)
-
-    with pytest.raises(TypeError, match="reset must have an argument env_ids"):
-        rein.TensorEnvironment(WholeReset())
+def test_environment_that_does_not_fit_is_refused(env: Any, options: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        rein.TensorEnvironment(env, **options)
 
 
 @pytest.mark.parametrize(
@@ -288,48 +268,6 @@ def test_environment_is_not_stepped_after_an_exception_or_its_end() -> None:
     for call in (environment.reset, lambda: environment.apply_action(action)):
         with pytest.raises(RuntimeError, match="closed"):
             call()
-
-
-def test_run_is_trained_recorded_and_resumed(tmp_path: Path) -> None:
-    def loop_of(epochs: int) -> rein.Loop:
-        environment = adapted("step", group="actor")
-        agent = rein.PPO(environment, seed=0, rollout_steps=8, minibatches=2, hidden=(8,))
-        store = rein.HDF5Store(tmp_path / "run", exist="resume")
-        loop = rein.training_loop(agent, environment, store, seed=0, epochs=epochs, iterations=8)
-        rein.checkpoint(loop, store)
-        return loop
-
-    loop_of(2).run()
-    loop = loop_of(4)
-    rein.resume(loop, tmp_path / "run")
-    loop.run()
-    assert len(rein.open_run(tmp_path / "run").episodes) > N
-
-
-def test_mjlab_task_is_trained_with_final_observations() -> None:
-    pytest.importorskip("mujoco_warp")
-    environments = pytest.importorskip("mjlab.envs")
-    pytest.importorskip("mjlab.tasks")
-    registry = pytest.importorskip("mjlab.tasks.registry")
-    config = registry.load_env_cfg("Mjlab-Cartpole-Balance")
-    config.scene.num_envs, config.auto_reset, config.episode_length_s = N, False, 0.2
-    environment = rein.TensorEnvironment(environments.ManagerBasedRlEnv(config, device="cpu"), 0)
-    assert environment.final_observation == "step"
-    assert set(environment.single_observation_space.spaces) == {"observation", "critic_observation"}
-    agent = rein.PPO(environment, seed=0, rollout_steps=8, minibatches=2, hidden=(8,))
-    loop = rein.training_loop(agent, environment, epochs=2, iterations=8)
-    ends = []
-
-    @loop.action_applied
-    def check(state: rein.State) -> None:
-        time_step = state.step_state.time_step
-        ended = time_step.terminated | time_step.truncated
-        different = (time_step.final_observation["observation"] != time_step.observation["observation"]).any(1)
-        assert torch.equal(different, ended)
-        ends.append(int(ended.sum()))
-
-    loop.run()
-    assert sum(ends) > 0
 
 
 ON_A_DEVICE = """

@@ -13,7 +13,7 @@ from torch import Tensor
 from rein.envs.turtleworld import Turtleworld
 from rein.errors import EnvironmentContractError
 from rein.ops.random import uniform
-from rein.testing import EnvironmentContract, StatefulContract
+from rein.testing import EnvironmentContract
 
 TARGETS = [(2.0, 4.0), (0.5, 1.5), (4.5, 4.5)]
 
@@ -24,16 +24,6 @@ class TestTurtleworldContract(EnvironmentContract):
 
     def make(self, num_envs: int, seed: int | None) -> Turtleworld:
         return Turtleworld(num_envs, TARGETS, seed=seed, max_episode_steps=30)
-
-
-class TestTurtleworldState(StatefulContract):
-    def make(self) -> Turtleworld:
-        return Turtleworld(8, TARGETS, seed=3, max_episode_steps=9)
-
-    def step(self, part: Any) -> Any:
-        if int(part.episode_seeds[0]) < 0:
-            part.reset()
-        return part.apply_action(random_action(part.episode_seeds, int(part.state_dict()["steps"][0])))
 
 
 def random_action(key_N: Tensor, counter: int) -> Tensor:
@@ -61,13 +51,6 @@ def vector(x: float, y: float, heading: float, target: tuple[float, float]) -> l
     return [x / 5, y / 5, target[0] / 5, target[1] / 5, math.cos(heading), math.sin(heading), distance]
 
 
-def toward_the_target(observation: Tensor) -> Tensor:
-    """Return the action (N, 1) that turns the turtle toward its target."""
-    x, y, target_x, target_y, cos, sin, _ = observation.unbind(1)
-    turn = torch.atan2(target_y - y, target_x - x) - torch.atan2(sin, cos)
-    return (torch.remainder(turn + math.pi, 2 * math.pi) - math.pi)[:, None] / math.pi
-
-
 def test_steps_match_a_float64_reference() -> None:
     environment = Turtleworld(32, TARGETS, seed=1, max_episode_steps=40)
     observation, key = environment.reset(), torch.arange(32)
@@ -86,40 +69,6 @@ def test_steps_match_a_float64_reference() -> None:
         observation = time_step.observation
 
 
-def test_positions_do_not_drift_over_an_episode() -> None:
-    environment = Turtleworld(16, seed=2, radius=1e-6)
-    key, start = torch.arange(16), environment.reset()
-    states = [(5 * x, 0.0, math.atan2(sin, cos)) for x, _, _, _, cos, sin, _ in start.tolist()]
-    for k in range(200):
-        action = random_action(key, k)
-        time_step = environment.apply_action(action)
-        states = [walked(*state, float(a)) for state, a in zip(states, action[:, 0], strict=True)]
-    assert time_step.truncated.all()
-    expected = torch.tensor([vector(*state, (2.0, 4.0)) for state in states])
-    torch.testing.assert_close(time_step.final_observation, expected, atol=2e-5, rtol=0)
-
-
-def test_turtle_moves_along_its_new_heading() -> None:
-    for action, (x, y) in {0.0: (2.1, 2.0), 0.5: (2.0, 2.1), 1.0: (1.9, 2.0), -0.5: (2.0, 1.9)}.items():
-        environment = at(Turtleworld(1), 2.0, 2.0, heading=0.0)
-        seen = environment.apply_action(torch.tensor([[action]])).observation
-        torch.testing.assert_close(5 * seen[:, :2], torch.tensor([[x, y]]))
-        turned = torch.tensor([[math.cos(math.pi * action), math.sin(math.pi * action)]])
-        torch.testing.assert_close(seen[:, 4:6], turned)
-
-
-def test_turns_accumulate() -> None:
-    environment = at(Turtleworld(1), 2.0, 1.0)
-    for _ in range(8):
-        seen = environment.apply_action(torch.tensor([[0.25]])).observation
-    torch.testing.assert_close(5 * seen[:, :2], torch.tensor([[2.0, 1.0]]))  # an octagon ends at its start
-
-
-def test_actions_out_of_bounds_turn_by_half_a_circle() -> None:
-    far, full = (at(Turtleworld(1), 2.0, 2.0).apply_action(torch.tensor([[a]])) for a in (7.0, 1.0))
-    assert torch.equal(far.observation, full.observation)
-
-
 def test_positions_are_clipped_to_the_box() -> None:
     for x, y, heading in [(0.0, 2.0, math.pi), (5.0, 2.0, 0.0), (2.0, 0.0, -math.pi / 2), (2.0, 5.0, math.pi / 2)]:
         environment = at(Turtleworld(1, [(4.9, 0.1)], radius=0.1), x, y, heading)
@@ -136,39 +85,11 @@ def test_step_length_is_speed_times_dt() -> None:
     assert float(5 * seen[0][0, 0]) == pytest.approx(2.5)
 
 
-def test_episode_terminates_only_within_the_radius() -> None:
-    for y, terminated in [(2.85, False), (2.95, True)]:  # the step goes up by 0.1; the target is at (2, 4)
-        time_step = at(Turtleworld(1), 2.0, y, math.pi / 2).apply_action(torch.zeros(1, 1))
-        assert time_step.terminated.tolist() == [terminated]
-    assert not at(Turtleworld(1, radius=0.5), 2.0, 2.95, math.pi / 2).apply_action(torch.zeros(1, 1)).terminated
-
-
 def test_radius_is_a_euclidean_distance() -> None:
     inside, outside = (4.0 - 0.6, 4.0 - 0.8), (4.0 - 0.8, 4.0 - 0.8)
     for (x, y), reached in {inside: True, outside: False}.items():
         environment = at(Turtleworld(1, [(4.0, 4.0)], radius=1.01, speed=1e-3), x, y)
         assert environment.apply_action(torch.zeros(1, 1)).terminated.tolist() == [reached]
-
-
-def test_direct_walk_takes_the_expected_number_of_steps() -> None:
-    environment = Turtleworld(64, TARGETS, seed=5)
-    observation = environment.reset()
-    distance = observation[:, 6].double() * math.dist((0, 0), (5, 5))
-    needed = ((distance - 1) / 0.1).clamp(min=0).ceil().clamp(min=1)
-    steps = torch.zeros(64, dtype=torch.int64)
-    for k in range(1, 62):  # the longest path has 61 steps
-        time_step = environment.apply_action(toward_the_target(observation))
-        steps = torch.where((steps == 0) & time_step.terminated, k, steps)
-        observation = time_step.observation
-    assert ((steps - needed).abs() <= 1).all()  # rounding of the last step
-    assert (steps == needed).double().mean() > 0.9
-
-
-def test_random_actions_rarely_reach_the_target() -> None:
-    environment = Turtleworld(64, seed=6)
-    environment.reset()
-    ends = [environment.apply_action(random_action(torch.arange(64), k)) for k in range(200)]
-    assert sum(int(step.terminated.sum()) for step in ends) < 16
 
 
 def test_initial_states_are_uniform_and_independent() -> None:
@@ -181,20 +102,6 @@ def test_initial_states_are_uniform_and_independent() -> None:
     assert len(counts) == 48
     chi_square = ((counts - 20_000 / 48) ** 2 / (20_000 / 48)).sum()
     assert chi_square < 82.7  # 47 degrees of freedom: exceeded by one seed in a thousand
-
-
-def test_episode_is_truncated_after_max_episode_steps() -> None:
-    environment = Turtleworld(8, seed=0, radius=1e-6, max_episode_steps=3)
-    environment.reset()
-    steps = [environment.apply_action(torch.ones(8, 1)) for _ in range(7)]
-    assert [bool(step.truncated.all()) for step in steps] == [False, False, True, False, False, True, False]
-    assert not any(step.terminated.any() for step in steps)
-
-
-def test_no_limit_means_no_truncation() -> None:
-    environment = Turtleworld(8, seed=0, radius=1e-6, max_episode_steps=None)
-    environment.reset()
-    assert not any(environment.apply_action(torch.ones(8, 1)).truncated.any() for _ in range(300))
 
 
 def test_encode_returns_a_batch_of_one_observation() -> None:

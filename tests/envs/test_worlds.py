@@ -13,8 +13,6 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein
-from rein.agents.base.summary import named_parameters
-from rein.cli.play import film
 from rein.cli.rebuild import environment_of
 from rein.envs.navigation import Navigation
 from rein.envs.wrappers import FrameSkip, FrameStack, RecordVideo, TimeLimit
@@ -130,61 +128,6 @@ def test_environments_without_worlds_have_no_metrics_of_worlds() -> None:
     assert not {"world_return", "world_length"} & set(metrics)
 
 
-@pytest.mark.default_cases("PPO")
-@pytest.mark.parametrize("kind", ["PPO", "SAC"])
-def test_rows_of_agents_that_have_left_have_no_gradient(kind: str) -> None:
-    """Other observations and rewards in invalid rows give the same parameters, bit for bit."""
-
-    class Disturbed(Runners):
-        disturbed = 0
-
-        def apply_action(self, action: Tensor) -> rein.TimeStep:
-            time_step = super().apply_action(action)
-            left_N = self.state_dict()["left"].flatten()
-            self.disturbed += int(left_N.sum())
-            return time_step._replace(
-                reward=torch.where(time_step.valid, time_step.reward, 7.0),
-                observation=torch.where(left_N[:, None], 5.0, time_step.observation),
-            )
-
-    def trained(environment: Runners) -> Any:
-        if kind == "PPO":
-            agent: Any = agent_for(environment)
-        else:
-            agent = rein.SAC(environment, hidden=(8,), batch_size=16, learning_starts=50, capacity=1000, seed=0)
-        rein.train(agent, environment, epochs=3, iterations=16, progress=False)
-        assert agent.updates > 0
-        return dict(named_parameters(agent))
-
-    disturbed = Disturbed(4, seed=0, max_episode_steps=12)
-    assert first_difference(trained(runners(4)), trained(disturbed)) is None
-    assert disturbed.disturbed > 20
-
-
-def test_evaluated_returns_equal_independent_sums() -> None:
-    environment = runners(4)
-    sums, ends = np.zeros((4, 3)), []
-    apply_action = environment.apply_action
-
-    def summed(action: Tensor) -> rein.TimeStep:
-        time_step = apply_action(action)
-        sums[:] += torch.where(time_step.valid, time_step.reward, 0.0).double().view(4, 3).numpy()
-        left_WA = environment.state_dict()["left"]
-        for world in np.flatnonzero(~left_WA.any(1) & (time_step.terminated | time_step.truncated).view(4, 3).any(1)):
-            ends.append(sums[world].copy())
-            sums[world] = 0.0
-        return time_step
-
-    environment.apply_action = summed  # type: ignore[method-assign]
-    result = rein.evaluate(agent_for(environment), environment, episodes=12)
-    found = sorted(result.world_returns(environment).tolist())
-    assert found == pytest.approx(sorted(end.sum() for end in ends[:4]))
-    by_agent = np.sort(result.episode_return.numpy())
-    assert by_agent == pytest.approx(np.sort(np.concatenate(ends[:4])))
-    fast = np.sort(result.group_returns(environment)["fast"].numpy())
-    assert fast == pytest.approx(np.sort([end[1] for end in ends[:4]]))
-
-
 def test_evaluation_by_world_and_group() -> None:
     environment = runners(4)
     agent = agent_for(environment)
@@ -274,14 +217,6 @@ def test_number_of_worlds_is_rebuilt(stored: rein.Run) -> None:
     assert environment_of(stored).worlds == 3
     assert environment_of(stored, num_envs=9).worlds == 3
     assert environment_of(stored, num_envs=1).worlds == 1
-
-
-def test_video_of_an_agent_shows_its_world(stored: rein.Run, tmp_path: Path) -> None:
-    environment = environment_of(stored)
-    with film(tmp_path / "world.mp4", environment) as add:
-        result = replay(environment, [stored.episode(int(stored.episodes["id"][-1]))], film=add, run=stored)
-    assert result[0].difference is None
-    assert (tmp_path / "world.mp4").stat().st_size > 1000
 
 
 def test_video_of_an_agent_that_leaves_early_lasts_until_its_world_ends(stored: rein.Run) -> None:

@@ -91,12 +91,6 @@ def test_wrong_type_of_time_step_is_named() -> None:
         check_time_step(tuple(time_step()), N, BOX)  # type: ignore[arg-type]  # wrong on purpose
 
 
-def test_rows_of_some_environments_only_are_refused() -> None:
-    two = TimeStep(*(x[1:] if isinstance(x, torch.Tensor) else x for x in time_step()))
-    with pytest.raises(EnvironmentContractError, match=r"reward: expected float32 of shape \(3,\)"):
-        check_rows(two, N)
-
-
 @pytest.mark.parametrize(
     ("spoil", "text"),
     [

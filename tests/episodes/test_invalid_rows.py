@@ -56,14 +56,6 @@ def test_episodic_epoch_continues_over_invalid_rows(scripted, listening):
     assert ended == [[False, False], [False, True], [False, False], [True, False]]
 
 
-def test_returns_exclude_invalid_rows(scripted, listening):
-    environment = with_invalid_rows(scripted([3]), {(1, 0), (3, 0)})
-    state = rein.training_loop(listening(environment), environment).run(iterations=6)
-    assert state.clocks.episodes == 2
-    assert state.metrics["episode_return"] == ((1 + 3) + (2 + 3)) / 2
-    assert state.metrics["episode_length"] == 2.0
-
-
 def test_evaluation_excludes_invalid_rows(scripted, listening):
     environment = with_invalid_rows(scripted([4, 2]), {(0, 1), (1, 0), (2, 0)})
     result = rein.evaluate(listening(environment), environment, 2)

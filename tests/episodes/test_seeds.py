@@ -18,17 +18,6 @@ def masks(steps: int) -> list[torch.Tensor]:
     return [hash_bits(torch.arange(N), step) % (2 + step % 3) == 0 for step in range(steps)]
 
 
-def test_seeds_depend_on_seed_environment_and_episode() -> None:
-    seeds, episode_N = EpisodeSeeds(N, 7), torch.zeros(N, dtype=torch.int64)
-    seeds.advance()
-    for mask_N in masks(300):
-        seeds.advance(mask_N)
-        episode_N += mask_N
-        assert torch.equal(seeds.current, episode_seeds(7, torch.arange(N), episode_N))
-    assert torch.equal(seeds.indices, episode_N)
-    assert int(episode_N.min()) > 64  # more than the seeds computed in advance
-
-
 def test_host_seeds_equal_tensor_seeds() -> None:
     tensors, host = EpisodeSeeds(N, 7), HostEpisodeSeeds(N, 7)
     tensors.advance()
@@ -40,27 +29,6 @@ def test_host_seeds_equal_tensor_seeds() -> None:
         assert torch.equal(host.current, tensors.current)
     assert torch.equal(host.indices, tensors.indices)
     assert int(host.indices.max()) > 256
-
-
-def test_device_refill_gives_the_same_seeds() -> None:
-    """On a device, seeds are refilled after a fixed number of calls, without waiting to check for used-up seeds."""
-    device, host = EpisodeSeeds(N, 7), EpisodeSeeds(N, 7)
-    device._on_host = False
-    for mask_N in [None, *masks(300), *[torch.ones(N, dtype=torch.bool)] * 300]:
-        device.advance(mask_N)
-        host.advance(mask_N)
-        assert torch.equal(device.current, host.current)
-
-
-def test_initial_values_are_drawn_from_the_seed() -> None:
-    def draw(seeds: torch.Tensor) -> torch.Tensor:
-        return torch.stack([seeds % 10, seeds % 7], -1)
-
-    seeds = EpisodeSeeds(N, 3, draw=draw)
-    assert torch.equal(seeds.advance(), draw(seeds.current))
-    for mask_N in masks(200):
-        start_N2 = seeds.advance(mask_N)
-        assert torch.equal(start_N2[mask_N], draw(seeds.current)[mask_N])
 
 
 @pytest.mark.parametrize("kind", [EpisodeSeeds, HostEpisodeSeeds])
@@ -95,22 +63,6 @@ class TestBothKinds:
             assert torch.equal(self.advance(loaded), self.advance(seeds))
             with pytest.raises(RuntimeError):
                 loaded.reseed(3)
-
-    def test_state_with_another_number_of_environments_raises(self, kind: Any) -> None:
-        with pytest.raises(ValueError, match=r"index: the state has shape \(5,\), this object \(2,\)"):
-            kind(2).load_state_dict(self.advanced(kind, 1, 1).state_dict())
-
-    def test_reseed_is_allowed_only_before_the_first_episode(self, kind: Any) -> None:
-        seeds = kind(N)
-        seeds.reseed(4)
-        assert torch.equal(self.advance(seeds), self.advanced(kind, 4, 1).current)
-        with pytest.raises(RuntimeError, match=r"reseed\(5\): episodes have begun with seed 4"):
-            seeds.reseed(5)
-
-    def test_restart_is_allowed_at_any_time(self, kind: Any) -> None:
-        seeds = self.advanced(kind, 1, 9)
-        seeds.restart(6)
-        assert torch.equal(self.advance(seeds), self.advanced(kind, 6, 1).current)
 
     def test_episodes_after_an_override_are_seeded_as_usual(self, kind: Any) -> None:
         seeds, expected = self.advanced(kind, 1, 3), self.advanced(kind, 1, 4)

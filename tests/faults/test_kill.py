@@ -37,7 +37,7 @@ def trajectories(folder: Path) -> dict[str, bytes]:
 
 
 def test_killed_run_resumes_and_equals_an_uninterrupted_run(tmp_path: Path, scale: Callable[[int, int], int]) -> None:
-    wanted, at_once, kills, inside, resumed, runs = scale(240, 4), scale(10, 4), 0, 0, 0, 0
+    wanted, at_once, kills, inside, resumed, runs = scale(120, 4), scale(10, 4), 0, 0, 0, 0
     wholes: dict[str, tuple[Any, Any]] = {}
     while kills < wanted:
         case = CASES[runs % len(CASES)]

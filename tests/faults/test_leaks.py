@@ -22,7 +22,7 @@ LEAKS = Path(__file__).with_name("leaks.py")
 
 
 def test_long_run_does_not_leak_resources(tmp_path, scale):
-    epochs = scale(10_000, 240)
+    epochs = scale(4_000, 240)
     found = json.loads(programs.run(LEAKS, tmp_path / "run", epochs).stdout)
     grown = (found["end"]["bytes"] - found["warm"]["bytes"]) / 1e6
     for kind in ("descriptors", "threads", "processes", "shared"):
@@ -49,7 +49,7 @@ def run_one(folder: Path) -> list[weakref.ref[Any]]:
 
 
 def test_dropped_loops_are_garbage_collected(tmp_path, scale):
-    kept = [reference for number in range(scale(200, 10)) for reference in run_one(tmp_path / str(number))]
+    kept = [reference for number in range(scale(100, 10)) for reference in run_one(tmp_path / str(number))]
     gc.collect()
     alive = [reference() for reference in kept if reference() is not None]
     assert alive == []

@@ -28,42 +28,16 @@ from rein.store.checkpoint_folder import Checkpoints
 from rein.store.format import sealed
 from rein.testing.buffer_contract import make_transition
 from rein.testing.stateful import first_difference
+from tests.faults.broken_os import BrokenOs, dies, raises
 
 TOOLS = runpy.run_path(str(Path(__file__).with_name("cases.py")))
 RULES = {"last": 2, "every": 5, "best": ("score", "max")}  # files of every kind are written and removed
-CALLS = ("open", "write", "fsync", "close", "replace")
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: Any) -> None:
     monkeypatch.setattr(blocks, "BLOCK", 900)
     monkeypatch.setattr(shards, "LEAST", 500)
-
-
-class Broken:
-    """Module `os` that calls `fail(name, arguments)` before the `at`-th call that changes the disk."""
-
-    def __init__(self, at: int, fail: Callable[[str, tuple[Any, ...]], None]) -> None:
-        self.calls, self.at, self.fail = 0, at, fail
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(os, name)
-        if name not in CALLS:
-            return real
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            self.calls += 1
-            if self.calls == self.at:
-                self.fail(name, arguments)
-            return real(*arguments, **options)
-
-        return call
-
-
-def die(name: str, arguments: tuple[Any, ...]) -> None:
-    if name == "write":  # write half of the bytes
-        os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Part:
@@ -141,7 +115,7 @@ def killed(folder: Path, moment: float | int) -> tuple[bool, int]:
             torch.set_num_threads(1)
             os.write(writing, bytes(4))
             if isinstance(moment, int):
-                sealed.os = Broken(moment, die)  # type: ignore[assignment]  # a fake module
+                sealed.os = BrokenOs(moment, dies)  # type: ignore[assignment]  # a fake module
             continue_run(folder, writing, 60)
         finally:
             os._exit(0)
@@ -159,7 +133,7 @@ def killed(folder: Path, moment: float | int) -> tuple[bool, int]:
 
 
 def test_kill_leaves_a_checkpoint_with_exactly_its_rows(tmp_path: Path, scale: Callable[[int, int], int]) -> None:
-    wanted, kills, inside, run, least, draw = scale(200, 12), 0, 0, 0, 0, random.Random(0)
+    wanted, kills, inside, run, least, draw = scale(100, 9), 0, 0, 0, 0, random.Random(0)
     while kills < wanted:
         folder = tmp_path / str(run)
         moment = draw.randrange(1, 200) if kills % 3 else 0.3 * draw.random()
@@ -176,16 +150,11 @@ def test_kill_leaves_a_checkpoint_with_exactly_its_rows(tmp_path: Path, scale: C
 def test_failing_call_raises_and_leaves_a_complete_checkpoint(
     tmp_path: Path, monkeypatch: Any, scale: Callable[[int, int], int]
 ) -> None:
-    def fail(name: str, arguments: tuple[Any, ...]) -> None:
-        if name == "close":
-            os.close(*arguments)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     null, failed = os.open(os.devnull, os.O_WRONLY), 0
     for at in range(1, 400, scale(1, 23)):
         folder = tmp_path / str(at)
         continue_run(folder, null, 3)
-        broken = Broken(at, fail)
+        broken = BrokenOs(at, raises(errno.ENOSPC))
         with monkeypatch.context() as patch:
             patch.setattr(sealed, "os", broken)
             try:

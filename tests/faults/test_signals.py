@@ -39,7 +39,7 @@ KINDS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGXCPU": 152, "SIGUSR1"
 @pytest.mark.default_cases("SIGTERM-143", "TWICE-130")
 @pytest.mark.parametrize(("kind", "status"), KINDS.items())
 def test_signal_ends_or_saves_the_run_without_loss(tmp_path, scale, whole, kind, status):
-    count = scale(25, 2)
+    count = scale(10, 2)
     reports = ran(tmp_path, kind, count)
     assert len(reports) == count
     obeyed = 0

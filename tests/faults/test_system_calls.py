@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,38 +16,9 @@ from rein.errors import CheckpointError
 from rein.store import checkpoint_folder
 from rein.store.checkpoint_folder import Checkpoints
 from rein.store.format import sealed
+from tests.faults.broken_os import BrokenOs, dies, raises
 
 RULES = {"last": 1, "best": ("score", "max")}  # a save writes and removes files of every kind
-CALLS = ("open", "write", "fsync", "close", "replace")
-
-
-class Faulty:
-    """Module `os` whose `failing`-th call that changes the disk fails."""
-
-    def __init__(self, failing: int, fail: Callable[[str, Any, tuple[Any, ...]], Any]) -> None:
-        self.calls, self.failing, self.fail = 0, failing, fail
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(os, name)
-        if name not in CALLS:
-            return real
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            self.calls += 1
-            if self.calls == self.failing:
-                return self.fail(name, real, arguments)
-            return real(*arguments, **options)
-
-        return call
-
-
-def raising(code: int) -> Callable[[str, Any, tuple[Any, ...]], Any]:
-    def fail(name: str, real: Any, arguments: tuple[Any, ...]) -> Any:
-        if name == "close":  # Linux closes the descriptor before it reports the error
-            real(*arguments)
-        raise OSError(code, os.strerror(code))
-
-    return fail
 
 
 def shortened(name: str, real: Any, arguments: tuple[Any, ...]) -> Any:
@@ -115,7 +84,7 @@ def test_failing_call_leaves_the_previous_or_new_checkpoint(tmp_path, monkeypatc
     for at in range(1, 1000):
         folder = tmp_path / str(at)
         store = saved(folder, 1)
-        faulty = Faulty(at, raising(code))
+        faulty = BrokenOs(at, raises(code))
         with monkeypatch.context() as patch:
             patch.setattr(sealed, "os", faulty)
             try:
@@ -132,12 +101,12 @@ def test_failing_call_leaves_the_previous_or_new_checkpoint(tmp_path, monkeypatc
 
 
 @pytest.mark.default_cases("short")
-@pytest.mark.parametrize("fail", [raising(errno.EINTR), shortened], ids=["EINTR", "short"])
+@pytest.mark.parametrize("fail", [raises(errno.EINTR), shortened], ids=["EINTR", "short"])
 def test_interrupted_and_short_writes_are_completed(tmp_path, monkeypatch, fail):
     for at in range(1, 1000):
         folder = tmp_path / str(at)
         store = saved(folder, 1)
-        faulty = Faulty(at, lambda name, real, a: fail(name, real, a) if name == "write" else real(*a))
+        faulty = BrokenOs(at, lambda name, real, a: fail(name, real, a) if name == "write" else real(*a))
         with monkeypatch.context() as patch:
             patch.setattr(sealed, "os", faulty)
             take_next(store)
@@ -155,7 +124,7 @@ def test_kill_at_every_call_leaves_the_previous_or_new_checkpoint(tmp_path):
         child = os.fork()
         if child == 0:
             try:
-                sealed.os = Faulty(at, lambda *_: os.kill(os.getpid(), signal.SIGKILL))  # type: ignore[assignment]  # a fake module
+                sealed.os = BrokenOs(at, dies)  # type: ignore[assignment]  # a fake module
                 fresh = Checkpoints(folder / "checkpoints")
                 fresh.begin(store_loop())
                 take_next(fresh)
@@ -194,14 +163,14 @@ def test_files_are_synced_before_older_ones_are_removed(tmp_path, monkeypatch):
     trace: list[str] = []
     store = saved(tmp_path, 1)
 
-    class Traced(Faulty):
+    class Traced(BrokenOs):
         def __getattr__(self, name: str) -> Any:
             real = super().__getattr__(name)
             if name not in ("write", "fsync", "replace"):
                 return real
             return lambda *a, **k: (trace.append(name), real(*a, **k))[1]
 
-    monkeypatch.setattr(sealed, "os", Traced(0, raising(0)))
+    monkeypatch.setattr(sealed, "os", Traced(0, raises(0)))
     monkeypatch.setattr(checkpoint_folder.Path, "unlink", lambda *a, **k: trace.append("unlink"))
     take_next(store)
     text = " ".join(trace)

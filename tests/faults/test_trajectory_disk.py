@@ -17,40 +17,19 @@ import pytest
 
 import rein
 from rein.agents.q_learning import QLearning
-from rein.cli import main
 from rein.envs.gridworld import Gridworld
 from rein.errors import StoreError
 from rein.store.folder import list_files
 from rein.store.format import sealed
 from rein.store.format.sealed import verify, write_whole
 from rein.store.hdf5 import HDF5Store
-from rein.testing.store import assert_equal, make_trajectory
+from rein.testing.store import make_trajectory
 from tests import programs
+from tests.faults import broken_os
+from tests.faults.broken_os import BrokenOs, raises
 
 FULL = Path(__file__).with_name("full_disk.py")
-CALLS = ("open", "write", "fsync", "close", "replace", "unlink")
-
-
-class Faulty:
-    """Module `os` whose `failing`-th call that changes the disk fails. With `for_good`, all later calls fail too."""
-
-    def __init__(self, failing: int, code: int, for_good: bool) -> None:
-        self.calls, self.failing, self.code, self.for_good = 0, failing, code, for_good
-
-    def __getattr__(self, name: str) -> Any:
-        real = getattr(os, name)
-        if name not in CALLS:
-            return real
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            self.calls += 1
-            if self.calls == self.failing or (self.for_good and self.calls > self.failing):
-                if name == "close":  # Linux closes the descriptor before it reports the error
-                    real(*arguments)
-                raise OSError(self.code, os.strerror(self.code))
-            return real(*arguments, **options)
-
-        return call
+CALLS = (*broken_os.CALLS, "unlink")
 
 
 def train(store: HDF5Store, epochs: int) -> None:
@@ -84,7 +63,7 @@ def test_failing_call_raises_once_and_leaves_complete_files(
     for at in range(1, 1000, scale(1, 13)):
         caplog.clear()
         store, before = HDF5Store(tmp_path / str(at), max_epochs=1), state_of()
-        faulty = Faulty(at, code, for_good)
+        faulty = BrokenOs(at, raises(code), CALLS, for_good)
         with monkeypatch.context() as patch:
             patch.setattr(sealed, "os", faulty)
             try:
@@ -123,17 +102,6 @@ def check(path: Path, before: tuple[int, int]) -> None:
     if whole:
         run = rein.open_run(path)
         assert run.epochs["number"].tolist() == list(range(1, len(whole) + 1)) == [t.epoch for t in run]
-
-
-def test_flushed_epochs_survive_a_later_error(tmp_path: Path, monkeypatch: Any) -> None:
-    store = HDF5Store(tmp_path / "run", max_epochs=1)
-    append(store, 3)
-    monkeypatch.setattr(sealed, "os", Faulty(3, errno.EIO, True))
-    store.append(make_trajectory(4))
-    with pytest.raises(StoreError, match=r"000004-000004\.h5: .* Input/output error \(errno 5\)"):
-        store.flush()
-    assert_equal(list(rein.open_run(store.path)), [make_trajectory(epoch) for epoch in (1, 2, 3)])
-    store.close()
 
 
 MOUNT = ["unshare", "-Urm", "sh", "-c", 'mount -t tmpfs -o size="$0" tmpfs "$1" && shift && exec "$@"']
@@ -199,22 +167,3 @@ def test_write_without_enough_disk_space_is_not_started(tmp_path: Path, monkeypa
     write_whole(tmp_path / "unsupported.h5", bytes(1_049_000))
     with pytest.raises(StoreError, match=r"nowhere/large\.h5: .* No such file or directory"):
         write_whole(tmp_path / "nowhere" / "large.h5", bytes(10))
-
-
-def test_command_line_reports_a_full_disk_in_its_last_line(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    """The first trajectory file of the run does not fit."""
-    real = sealed.check_room
-    too_large = types.SimpleNamespace(f_blocks=10, f_bavail=1, f_bfree=1, f_frsize=4096)
-
-    def check_room(folder: Path, size: int) -> None:
-        with monkeypatch.context() as patch:
-            if folder.name == "trajectories":
-                patch.setattr(os, "statvfs", lambda folder: too_large)
-            real(folder, size)
-
-    monkeypatch.setattr(sealed, "check_room", check_room)
-    with pytest.raises(SystemExit) as end:
-        main(["train", "gridworld", "--run", str(tmp_path / "run"), "--quiet", "--epochs", "3"])
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert end.value.code == 1
-    assert last.startswith(f"rein: {tmp_path}/run/trajectories/000001-000003.h5: ") and "0.0 MiB are free" in last

@@ -34,7 +34,7 @@ def attempts(folder: Path, kills: int, inside: int) -> list[dict[str, Any]]:
 
 
 def test_killed_writer_loses_no_acknowledged_epoch(tmp_path: Path, scale: Callable[[int, int], int]) -> None:
-    kills, inside, runs, torn, lost = scale(200, 3), scale(40, 3), 0, 0, 0
+    kills, inside, runs, torn, lost = scale(80, 3), scale(40, 3), 0, 0, 0
     reports = attempts(tmp_path, kills, inside)
     assert len(reports) == kills + inside
     for number, one in enumerate(reports):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import io
 import logging
 import multiprocessing
@@ -24,7 +23,6 @@ import pytest
 import torch
 
 import rein
-from rein.envs import GymnasiumEnvironment
 from rein.envs.host.server import Server
 from tests.faults.fragile import CRASHES, EXITS, FINE, HANGS, Fragile, number_of
 from tests.integrations.faulty import Faulty, fill, stops_in_an_answer, writes_garbage
@@ -52,7 +50,7 @@ def check_step(last: torch.Tensor, time_step: rein.TimeStep, seeds: torch.Tensor
 
 
 def test_killed_workers_are_replaced_and_no_transition_joins_two_episodes(scale: Callable[[int, int], int]) -> None:
-    kills, chance, steps = scale(500, 9), random.Random(0), 0
+    kills, chance, steps = scale(200, 9), random.Random(0), 0
     environment = in_workers(Fragile, N, 0, workers=2, on_failure="restart", max_restarts=kills)
     last = environment.reset()
     noticed = []
@@ -83,7 +81,7 @@ def test_killed_workers_are_replaced_and_no_transition_joins_two_episodes(scale:
 
 
 def test_hanging_workers_are_replaced(scale: Callable[[int, int], int]) -> None:
-    hangs, chance = scale(50, 2), random.Random(1)
+    hangs, chance = scale(20, 2), random.Random(1)
     environment = in_workers(Fragile, N, 0, workers=2, timeout=0.5, on_failure="restart", max_restarts=1000)
     last, lost = environment.reset(), 0
     for number in range(hangs):
@@ -102,100 +100,6 @@ def test_hanging_workers_are_replaced(scale: Callable[[int, int], int]) -> None:
     print(f"workers: {hangs} hangs, {environment.restarts} restarts")
 
 
-def nothing(_: GymnasiumEnvironment) -> None:
-    pass
-
-
-def resets(environment: GymnasiumEnvironment) -> None:
-    environment.reset()
-
-
-def sends_all(environment: GymnasiumEnvironment) -> None:
-    environment.reset()
-    environment.send(NOTHING, [*range(N)])
-
-
-def sends_one(environment: GymnasiumEnvironment) -> None:
-    environment.reset()
-    environment.send(NOTHING[:1], [3])
-
-
-def is_killed_at_rest(environment: GymnasiumEnvironment) -> None:
-    environment.reset()
-    os.kill(environment._transport._workers[0].pid or 0, signal.SIGKILL)
-
-
-def is_killed_in_a_step(environment: GymnasiumEnvironment) -> None:
-    sends_all(environment)
-    os.kill(environment._transport._workers[1].pid or 0, signal.SIGKILL)
-
-
-def has_raised_an_error(environment: GymnasiumEnvironment) -> None:
-    environment.reset()
-    with pytest.raises(rein.WorkerDied):
-        environment.apply_action(torch.full((N,), EXITS))
-
-
-def has_timed_out(environment: GymnasiumEnvironment) -> None:
-    environment.reset()
-    with pytest.raises(rein.WorkerTimeout):
-        environment.apply_action(torch.full((N,), HANGS))
-
-
-def hangs_in_a_step(environment: GymnasiumEnvironment) -> None:
-    environment.reset()
-    environment.send(torch.full((N,), HANGS), [*range(N)])
-
-
-def is_stopped(environment: GymnasiumEnvironment) -> None:
-    environment.reset()
-    os.kill(environment._transport._workers[0].pid or 0, signal.SIGSTOP)
-
-
-def has_refused_an_action(environment: GymnasiumEnvironment) -> None:
-    environment.reset()
-    with pytest.raises(rein.EnvironmentContractError):
-        environment.apply_action(torch.zeros(N + 1, dtype=torch.int64))
-
-
-def is_closed(environment: GymnasiumEnvironment) -> None:
-    environment.reset()
-    environment.close()
-
-
-STATES = [nothing, resets, sends_all, sends_one, is_killed_at_rest, is_killed_in_a_step, has_raised_an_error]
-STATES += [has_timed_out, hangs_in_a_step, is_stopped, has_refused_an_action, is_closed]
-OF_PROCESSES = {is_killed_at_rest, is_killed_in_a_step, has_raised_an_error, is_stopped}
-
-
-@pytest.mark.default_cases("threads")
-@pytest.mark.parametrize("mode", ["processes", "threads"])
-def test_close_returns_from_every_state(
-    mode: Any, scale: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not scale(1, 0):
-        monkeypatch.setattr("rein.envs.host.pool._GRACE", 0.2)
-    taken: dict[str, float] = {}
-    others = {*multiprocessing.active_children()}
-    for number, state in enumerate(STATES):
-        if mode == "threads" and state in OF_PROCESSES:
-            continue
-        for deleted in (False, True) if scale(1, 0) else (number % 2 == 0,):
-            environment = in_workers(Fragile, N, 0, workers=2, mode=mode, timeout=0.5)
-            state(environment)
-            began = time.perf_counter()
-            if deleted:
-                del environment
-                gc.collect()
-            else:
-                environment.close()
-                environment.close()
-            taken[state.__name__] = max(time.perf_counter() - began, taken.get(state.__name__, 0.0))
-            assert {*multiprocessing.active_children()} == others
-    slowest = max(taken, key=lambda name: taken[name])
-    print(f"workers ({mode}): closed from {len(taken)} states, longest {taken[slowest]:.1f} s ({slowest})")
-
-
 def step_forever(ready: int) -> None:
     environment = in_workers(Fragile, N, 0, workers=2)
     environment.reset()
@@ -207,7 +111,7 @@ def step_forever(ready: int) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends processes with their parent")
 def test_workers_end_with_a_killed_parent(scale: Callable[[int, int], int]) -> None:
     """The workers inherit the writing end of a pipe, which is at its end when all of them have ended."""
-    chance, count, shared = random.Random(2), scale(50, 3), {*os.listdir("/dev/shm")}
+    chance, count, shared = random.Random(2), scale(20, 3), {*os.listdir("/dev/shm")}
     for _ in range(count):
         reading, writing = os.pipe()
         if (parent := os.fork()) == 0:
@@ -307,12 +211,7 @@ def break_answers(monkeypatch: pytest.MonkeyPatch, method: str, fault: Callable[
     monkeypatch.setattr(Server, "answer", answer)
 
 
-@pytest.mark.default_cases(
-    "step-writes_garbage-raise",
-    "step-stops_in_an_answer-restart",
-    "begin-writes_garbage-restart",
-    "load-stops_in_an_answer-raise",
-)
+@pytest.mark.default_cases(every=5)
 @pytest.mark.parametrize("on_failure", ["raise", "restart"])
 @pytest.mark.parametrize("fault", [stops_in_an_answer, writes_garbage])
 @pytest.mark.parametrize("method", OPERATIONS)

@@ -82,7 +82,7 @@ ON_POLICY: dict[str, Case] = {
     "image GRU": (IMAGE, BOX, {"core": functools.partial(GRU, features=8), "shared": True}),
     "critic observation GRU": (CRITIC, THREE, {"core": functools.partial(GRU, features=8, layers=2)}),
 }
-FEW = ("vector", "dict", "hybrid", "masked", "LSTM")
+FEW = ("hybrid", "LSTM")
 VALUES: dict[str, Case] = {
     **{name: (space, THREE, {}) for name, space in OBSERVATIONS.items()},
     "normalized": (MIXED, SHIFTED, NORMAL),
@@ -100,15 +100,17 @@ DISCRETE_ACTOR: dict[str, Case] = {
     "masked": (masked(4), SHIFTED, NORMAL),
     "masked dict": (masked(3, MIXED), THREE, {}),
 }
+SOME_VALUES = {name: VALUES[name] for name in ("dict", "image", "masked")}
+SOME_ACTORS = {name: WITH_CRITIC[name] for name in ("normalized", "critic observation")}
 GRU_CORE = {"core": functools.partial(GRU, features=8, layers=2)}
 CASES: dict[str, dict[str, Case]] = {
     "PPO": ON_POLICY,
     "A2C": {name: ON_POLICY[name] for name in FEW},
     "IMPALA": {name: ON_POLICY[name] for name in FEW},
-    "PQN": {**VALUES, **DUELING, "without layer norm": (VECTOR, THREE, {"layer_norm": False})},
+    "PQN": {**SOME_VALUES, **DUELING, "without layer norm": (VECTOR, THREE, {"layer_norm": False})},
     "DQN": {**VALUES, **DUELING, "layer norm": (VECTOR, THREE, {"layer_norm": True, "double": False})},
-    "RecurrentDQN": {**VALUES, **DUELING, "GRU": (VECTOR, SHIFTED, GRU_CORE)},
-    "IQN": {**VALUES, "risk-averse": (VECTOR, SHIFTED, {"risk": 0.3, "hidden": (16,)})},
+    "RecurrentDQN": {**SOME_VALUES, **DUELING, "GRU": (VECTOR, SHIFTED, GRU_CORE)},
+    "IQN": {**SOME_VALUES, "risk-averse": (VECTOR, SHIFTED, {"risk": 0.3, "hidden": (16,)})},
     "QLearning": {
         "discrete": (spaces.Discrete(50, start=3), SHIFTED, {}),
         "multi-discrete": (spaces.MultiDiscrete([5, 6]), THREE, {}),
@@ -116,10 +118,10 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "SAC": WITH_CRITIC,
     "DiscreteSAC": {**DISCRETE_ACTOR, "critic observation": (CRITIC, THREE, {})},
-    "TD3": WITH_CRITIC,
-    "DDPG": WITH_CRITIC,
-    "AWAC": WITH_CRITIC,
-    "IQL": WITH_CRITIC,
+    "TD3": SOME_ACTORS,
+    "DDPG": SOME_ACTORS,
+    "AWAC": SOME_ACTORS,
+    "IQL": SOME_ACTORS,
     "BC": {
         **CONTINUOUS,
         **{f"discrete {name}": case for name, case in DISCRETE_ACTOR.items()},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -21,7 +20,6 @@ from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.envs.gymnasium.adapter import rebuild
 from rein.envs.host.results import _warned
 from rein.envs.wrappers.observations import FlattenObservation, FrameStack, observation_history
-from rein.integrations.minari import MinariData, export_minari
 from rein.networks.heads import check_mask
 from rein.ops.random import generator
 from rein.spaces import ACTION_MASK
@@ -72,6 +70,10 @@ class Masked(gymnasium.Env[Any, Any]):
             mask = (mask, None)
         if self.form == "absent":
             return observation, {}
+        if self.form == "short":
+            mask = mask[:3]
+        if self.form == "misspelled":
+            mask = {"mvoe": mask["move"], "size": None}
         return observation, {"action_mask": mask} if self.form != "first" or not self.steps else {}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -135,11 +137,6 @@ def test_masks_fit_the_action_space_and_are_those_of_the_environment(action: str
     assert len(rollout(environment)) == 31
 
 
-def test_dict_observation_gets_the_entry() -> None:
-    environment = rein.make(functools.partial(Masked, observation="dict"), N, 0, action_mask=True)
-    assert set(environment.reset()) == {"position", "action_mask"}
-
-
 def test_environment_with_the_entry_needs_no_option() -> None:
     def make() -> Any:
         env = Masked()
@@ -175,15 +172,7 @@ def test_final_observation_has_the_mask_of_the_last_step() -> None:
         assert step.observation[ACTION_MASK][step.terminated].any(1).all()
 
 
-@pytest.mark.default_cases(
-    "processes-multi",
-    "processes-dict",
-    "vector-discrete",
-    "vector-multi",
-    "vector-binary",
-    "vector-dict",
-    "vector-tuple",
-)
+@pytest.mark.default_cases(every=2)
 @pytest.mark.parametrize("action", SPACES)
 @pytest.mark.parametrize("kind", ["processes", "vector"])
 def test_processes_and_vector_environments_have_equal_masks(kind: str, action: str) -> None:
@@ -229,9 +218,17 @@ def test_environment_without_mask_may_choose_every_action() -> None:
 
 
 @pytest.mark.parametrize("workers", [None, 2])
-def test_missing_mask_is_an_error_of_the_first_reset(workers: int | None) -> None:
-    environment = rein.make("CartPole-v1", N, 0, action_mask=True, workers=workers)
-    with pytest.raises(rein.EnvironmentContractError, match=r"action_mask=True: expected info\['action_mask'\]"):
+@pytest.mark.parametrize(
+    ("action", "form", "text"),
+    [
+        ("discrete", "absent", r"action_mask=True: expected info\['action_mask'\]"),
+        ("discrete", "short", r"info.action_mask: expected an action mask of MultiBinary\(4\)"),
+        ("dict", "misspelled", r"info.action_mask: expected an action mask of Dict\('move'"),
+    ],
+)
+def test_wrong_mask_is_an_error_of_the_first_reset(action: str, form: str, text: str, workers: int | None) -> None:
+    environment = rein.make(functools.partial(Masked, action, form), N, 0, action_mask=True, workers=workers)
+    with pytest.raises(rein.EnvironmentContractError, match=text):
         environment.reset()
     environment.close()
 
@@ -245,30 +242,6 @@ def test_missing_mask_of_a_vector_environment_is_an_error() -> None:
 def test_masks_of_continuous_actions_are_refused() -> None:
     with pytest.raises(ValueError, match="only discrete actions"):
         rein.make("Pendulum-v1", action_mask=True)
-
-
-def test_mask_of_another_shape_is_an_error() -> None:
-    class Short(Masked):
-        def observe(self, over: bool = False) -> Any:
-            observation, _ = super().observe(over)
-            return observation, {"action_mask": np.ones(3, np.int8)}
-
-    with pytest.raises(
-        rein.EnvironmentContractError, match=r"info.action_mask: expected an action mask of MultiBinary\(4\)"
-    ):
-        rein.make(Short, N, 0, action_mask=True).reset()
-
-
-def test_mask_of_an_unknown_part_is_an_error() -> None:
-    class Typo(Masked):
-        def observe(self, over: bool = False) -> Any:
-            observation, info = super().observe(over)
-            return observation, {"action_mask": {"mvoe": info["action_mask"]["move"], "size": None}}
-
-    with pytest.raises(
-        rein.EnvironmentContractError, match=r"info.action_mask: expected an action mask of Dict\('move'"
-    ):
-        rein.make(functools.partial(Typo, "dict"), N, 0, action_mask=True).reset()
 
 
 @pytest.mark.parametrize("workers", [None, 2])
@@ -358,11 +331,6 @@ def test_evaluation_checks_masks() -> None:
         rein.evaluate(agent, environment, episodes=2, max_episode_steps=3)
 
 
-def test_check_without_masks_does_nothing() -> None:
-    check_masks(torch.zeros(2, 1), spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2))
-    check_masks({"a": torch.zeros(2, 1)}, spaces.Dict({"a": spaces.Box(0.0, 1.0, (1,))}), spaces.Discrete(2))
-
-
 def test_resumed_environment_continues_bit_for_bit() -> None:
     one, other = (rein.make(Masked, N, seed, action_mask=True) for seed in (0, 1))
     observation, rng = one.reset(), generator(3, "actions")
@@ -396,12 +364,6 @@ def test_wrappers_leave_masks_as_they_are() -> None:
 
 
 @pytest.mark.slow
-class TestSingle(EnvironmentContract):
-    def make(self, num_envs: int, seed: int | None) -> GymnasiumEnvironment:
-        return GymnasiumEnvironment(functools.partial(Masked, "multi"), num_envs, seed, action_mask=True)
-
-
-@pytest.mark.slow
 class TestFlat(EnvironmentContract):
     def make(self, num_envs: int, seed: int | None) -> Any:
         make = functools.partial(Masked, "tuple", observation="dict")
@@ -412,37 +374,6 @@ class TestVector(EnvironmentContract):
     def make(self, num_envs: int, seed: int | None) -> GymnasiumVectorEnvironment:
         source = SyncVectorEnv([Masked] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
         return GymnasiumVectorEnvironment(source, seed=seed, action_mask=True)
-
-
-def test_stored_masks_are_read_again(tmp_path: Path) -> None:
-    environment = rein.make(functools.partial(Masked, form="first"), N, 0, action_mask=True)
-    agent = rein.PPO(environment, seed=0, rollout_steps=4)
-    loop = rein.training_loop(agent, environment, tmp_path / "run", epochs=1, iterations=20)
-    loop.run()
-    run = rein.open_run(tmp_path / "run")
-    episode = run.episode(0)
-    mask = episode.fields["observation"]["action_mask"]
-    assert mask.shape == (episode.length, 4)
-    assert mask.dtype == np.int8
-    assert not mask[0].all()
-    assert mask[1:].all()
-
-
-def test_minari_carries_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
-    environment = rein.make(Masked, N, 0, action_mask=True)
-    agent = rein.PPO(environment, seed=0, rollout_steps=20)
-    rein.training_loop(agent, environment, tmp_path / "run", epochs=1, iterations=20).run()
-    run = rein.open_run(tmp_path / "run")
-    export_minari(run, "masked/test-v0", environment.single_observation_space, environment.single_action_space)
-    (batch,) = MinariData("masked/test-v0").chunks()
-    episodes = [run.episode(id) for id in run.episodes["id"].tolist()]
-    for field in ("observation", "action_mask"):
-        expected = np.concatenate([episode.fields["observation"][field] for episode in episodes])
-        assert np.array_equal(batch.observation[field].numpy(), expected)
-    chosen = batch.observation["action_mask"].gather(1, batch.action[:, None] - 2)
-    assert chosen.all()
-    assert not batch.next_observation["action_mask"][batch.terminated].any()
 
 
 def test_worker_gets_arrays_of_shape_empty() -> None:

@@ -12,12 +12,8 @@ import torch
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
-from rein.envs.wrappers.rewards import SignReward
-from rein.episodes import EpisodeStatistics
-from rein.ops.random import episode_seeds
-from rein.replay.rollout import RowBuffer
-from rein.spaces.conversion import Codec
 from rein.testing import EnvironmentContract
+from rein.testing.environment_contract import random_actions
 from rein.testing.stateful import copy_state, first_difference
 
 
@@ -31,76 +27,16 @@ def pong(**options: Any) -> Any:
 
 
 @pytest.mark.slow
-class TestHalfCheetah(EnvironmentContract):
-    steps = 50
-
-    def make(self, num_envs: int, seed: int | None) -> GymnasiumEnvironment:
-        return GymnasiumEnvironment("HalfCheetah-v5", num_envs, seed, max_episode_steps=20)
-
-
-@pytest.mark.slow
 class TestLunarLander(EnvironmentContract):
     def make(self, num_envs: int, seed: int | None) -> GymnasiumEnvironment:
         return GymnasiumEnvironment("LunarLander-v3", num_envs, seed)
-
-
-def random_actions(environment: Any, steps: int) -> list[list[Any]]:
-    space = environment.single_action_space
-    space.seed(0)
-    return [[space.sample() for _ in range(environment.num_envs)] for _ in range(steps)]
-
-
-def plain_loop(single: Any, index: int, actions: list[Any]) -> list[tuple[float, int]]:
-    """Return the return and length of each episode of one environment, computed without rein."""
-    episodes: list[tuple[float, int]] = []
-    episode_return, length = 0.0, 0
-    single.reset(seed=seed_of(index, 0))
-    for action in actions:
-        _, reward, terminated, truncated, _ = single.step(action)
-        episode_return, length = episode_return + reward, length + 1
-        if terminated or truncated:
-            episodes.append((episode_return, length))
-            episode_return, length = 0.0, 0
-            single.reset(seed=seed_of(index, len(episodes)))
-    return episodes
-
-
-def seed_of(index: int, episode: int) -> int:
-    return int(episode_seeds(3, torch.tensor([index]), torch.tensor([episode])))
-
-
-@pytest.mark.default_cases("HalfCheetah-v5-options1", "LunarLander-v3-options2")
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("ALE/Pong-v5", {"max_episode_steps": 450}), ("HalfCheetah-v5", {}), ("LunarLander-v3", {})],
-)
-def test_statistics_match_a_plain_loop(name: str, options: Any) -> None:
-    count = 2
-    environment = GymnasiumEnvironment(name, count, seed=3, **options)
-    codec = Codec("action", environment.single_action_space)
-    actions = random_actions(environment, 1000)
-    rows = RowBuffer(1000)
-    statistics = EpisodeStatistics(count, rows)
-    environment.reset()
-    for action in actions:
-        time_step = environment.apply_action(codec.stack(action))
-        rows.append({field: getattr(time_step, field) for field in ("reward", "terminated", "truncated", "valid")})
-    episodes = statistics.episodes()
-    for index in range(count):
-        expected = plain_loop(gymnasium.make(name, **options), index, [action[index] for action in actions])
-        mine = episodes.environment == index
-        assert episodes.length[mine].tolist() == [length for _, length in expected]
-        assert episodes.episode_return[mine] == pytest.approx([total for total, _ in expected], rel=1e-5)
-        assert expected
-    assert statistics.read("episode_length") == episodes.length.mean()
 
 
 @pytest.mark.default_cases("HalfCheetah-v5-1100")
 @pytest.mark.parametrize(("source", "steps"), [("HalfCheetah-v5", 1100), ("ALE/Pong-v5", 150), (pong, 150)])
 def test_resumed_run_continues_bit_for_bit(source: Any, steps: int) -> None:
     environment, loaded = (GymnasiumEnvironment(source, 2, seed) for seed in (3, 4))
-    codec = Codec("action", environment.single_action_space)
-    actions = [codec.stack(action) for action in random_actions(environment, steps + 50)]
+    actions = random_actions(environment, steps + 50)
     environment.reset()
     for action in actions[:steps]:
         environment.apply_action(action)
@@ -108,21 +44,6 @@ def test_resumed_run_continues_bit_for_bit(source: Any, steps: int) -> None:
     assert torch.equal(environment.episode_seeds, loaded.episode_seeds)
     for action in actions[steps:]:
         assert first_difference(environment.apply_action(action), loaded.apply_action(action)) is None
-
-
-@pytest.mark.slow
-def test_atari_preprocessing_in_a_factory() -> None:
-    environment = SignReward(GymnasiumEnvironment(pong, 2, 0, max_num_frames_per_episode=700))
-    observation = environment.reset()
-    assert observation.shape == (2, 4, 84, 84)
-    assert observation.dtype is torch.uint8
-    rewards = []
-    for _ in range(200):
-        time_step = environment.apply_action(torch.zeros(2, dtype=torch.int64))
-        assert torch.equal(time_step.final_observation[:, :3], observation[:, 1:])  # the stack shifts by one frame
-        rewards.append(time_step.reward)
-        observation = time_step.observation
-    assert set(torch.cat(rewards).tolist()) == {0.0, -1.0}  # without actions every point is lost
 
 
 def steps_of(environment: GymnasiumVectorEnvironment, steps: int) -> list[list[Any]]:

@@ -67,7 +67,7 @@ def environment(case: str, wrong_step: int, kind: str = "serial") -> Any:
 
 
 @pytest.mark.parametrize("case", WRONG)
-@pytest.mark.parametrize("wrong_step", [0, 1, 5, 9])
+@pytest.mark.parametrize("wrong_step", [0, 1, 9])
 @pytest.mark.parametrize("kind", ["serial", "vector"])
 def test_integer_observation_outside_its_space_raises_in_any_step(case: str, wrong_step: int, kind: str) -> None:
     found = environment(case, wrong_step, kind)
@@ -130,13 +130,6 @@ def test_evaluation_checks_integers(wrong_step: int) -> None:
     policy = RandomPolicy(found.single_action_space, seed=0)
     with pytest.raises(EnvironmentContractError, match=TEXT):
         rein.evaluate(policy, found, 3, max_episode_steps=20)
-
-
-def test_q_learning_does_not_use_an_invalid_observation() -> None:
-    found: Any = Untrusted()
-    agent = QLearning(found.single_observation_space, found.single_action_space, seed=0)
-    with pytest.raises(EnvironmentContractError, match=TEXT):
-        rein.train(agent, found, epochs=1, iterations=20, seed=0)
 
 
 @pytest.mark.parametrize("field", ["observation", "next_observation"])

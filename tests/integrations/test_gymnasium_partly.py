@@ -14,12 +14,11 @@ import rein
 from rein.agents.ppo import PPO
 from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.wrappers.rewards import ScaleReward
-from rein.envs.wrappers.time import FrameSkip, TimeLimit
+from rein.envs.wrappers.time import TimeLimit
 from rein.episodes import RandomPolicy
 from rein.episodes.episode_replay import replay
 from rein.episodes.recorder import Recorder
 from rein.errors import EnvironmentContractError
-from rein.testing import EnvironmentContract
 
 
 class Counted(gymnasium.Env[Any, Any]):
@@ -43,12 +42,6 @@ def counted(*lengths: int) -> tuple[GymnasiumEnvironment, list[Counted]]:
     made = [Counted(length) for length in lengths]
     order = iter(made)
     return GymnasiumEnvironment(lambda: next(order), len(lengths), seed=0, info={"at": -1}), made
-
-
-@pytest.mark.slow
-class TestFrameSkipOfGymnasium(EnvironmentContract):
-    def make(self, num_envs: int, seed: int | None) -> Any:
-        return FrameSkip(GymnasiumEnvironment("CartPole-v1", num_envs, seed), 3)
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: TimeLimit(ScaleReward(x, 2.0), 400)], ids=["bare", "wrapped"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 from typing import Any
 
 import gymnasium
@@ -15,14 +14,11 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from rein.agents.q_learning import QLearning
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.errors import EnvironmentContractError
-from rein.spaces.conversion import Codec
-from rein.store.memory_store import MemoryStore
 from rein.testing import EnvironmentContract
-from rein.testing.stateful import copy_state, first_difference
-from rein.training.training_loop import training_loop
+from rein.testing.environment_contract import random_actions
+from rein.testing.stateful import first_difference
 
 N = 3
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
@@ -109,50 +105,15 @@ class Faulty(VectorEnv[Any, Any, Any]):
 
 
 def rollout(environment: Any, steps: int) -> list[Any]:
-    space = environment.single_action_space
-    space.seed(0)
-    codec = Codec("action", space)
     start = environment.reset()
-    actions = [codec.stack([space.sample() for _ in range(environment.num_envs)]) for _ in range(steps)]
-    return [start, *(environment.apply_action(action) for action in actions)]
+    return [start, *(environment.apply_action(action) for action in random_actions(environment, steps))]
 
 
-def last_of(environment: Any, steps: int) -> torch.Tensor:
-    """Return the observation after `steps` steps with zero actions."""
-    environment.reset()
-    codec = Codec("action", environment.single_action_space)
-    still = codec.stack([np.zeros_like(environment.single_action_space.sample())] * environment.num_envs)
-    return [environment.apply_action(still) for _ in range(steps)][-1].observation
-
-
-@pytest.mark.parametrize("source", ["CartPole-v1", Nested])
-def test_disabled_mode_equals_the_adapter_bit_for_bit(source: Any) -> None:
-    def single() -> Any:
-        return source() if source is Nested else gymnasium.make(source)
-
-    vector = SyncVectorEnv([single] * N, autoreset_mode=DISABLED)
-    one, other = GymnasiumEnvironment(single, N, 4), GymnasiumVectorEnvironment(vector, seed=4)
+def test_disabled_mode_equals_the_adapter_bit_for_bit() -> None:
+    vector = SyncVectorEnv([Nested] * N, autoreset_mode=DISABLED)
+    one, other = GymnasiumEnvironment(Nested, N, 4), GymnasiumVectorEnvironment(vector, seed=4)
     assert first_difference(rollout(one, 60), rollout(other, 60)) is None
     assert torch.equal(one.episode_seeds, other.episode_seeds)
-
-
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_returned_tensors_do_not_share_memory_with_the_source(mode: AutoresetMode) -> None:
-    arrays = {
-        "observation": np.ones((N, 2), np.float32),
-        "reward": np.ones(N, np.float32),
-        "terminated": np.array([True, False, False]),
-        "truncated": np.array([True, False, False]),
-    }
-    info = {"final_obs": np.ones((N, 2), np.float32), "mass": np.ones(N, np.float32)}
-    first = np.ones((N, 2), np.float32)
-    source = Faulty({"autoreset_mode": mode}, first, info=info, **arrays)
-    environment = GymnasiumVectorEnvironment(source, seed=0, info={"mass": 0.0})
-    returned = environment.reset(), environment.apply_action(ZEROS)
-    before = copy_state(returned)
-    for array in (first, *arrays.values(), *info.values()):
-        array[:] = 0
-    assert first_difference(before, returned) is None
 
 
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
@@ -167,27 +128,6 @@ def test_nested_spaces_are_reset_in_every_autoreset_mode(mode: AutoresetMode) ->
         assert following.valid.all() == (mode is SAME_STEP or not step.terminated.any())
 
 
-def test_reset_rows_of_next_step_mode_are_not_valid() -> None:
-    environment = GymnasiumVectorEnvironment("Taxi-v4", N, 0, max_episode_steps=4)  # every fifth step is a reset
-    space = environment.single_observation_space
-    agent = QLearning(space, environment.single_action_space, seed=0)
-    store = MemoryStore()
-    loop = training_loop(agent, environment, store, epochs=2, iterations=10)
-    learned = []
-
-    @loop.observation_recorded
-    def keep(state: Any) -> None:
-        learned.append(state.step_state.transition.valid.clone())
-
-    final = loop.run()
-    assert [bool(valid_N.all()) for valid_N in learned] == [k % 5 != 4 for k in range(20)]
-    assert [e.metrics["episode_length"] for e in final.history] == [4.0, 4.0]
-    assert final.clocks.episodes == 4 * N
-    for trajectory in store.trajectories:
-        assert trajectory.fields["valid"].sum() == 8 * N
-        assert (trajectory.episodes.length == 4).all()
-
-
 @pytest.mark.default_cases("CartPole-v1", "Taxi-v4")
 @pytest.mark.parametrize("source", ["CartPole-v1", "Taxi-v4", "ALE/Pong-v5"])
 def test_episodes_depend_on_the_seed_only(source: str) -> None:
@@ -199,7 +139,7 @@ def test_episodes_depend_on_the_seed_only(source: str) -> None:
 @pytest.mark.default_cases("Pendulum-v1")
 @pytest.mark.parametrize("source", ["Pendulum-v1", "ALE/Pong-v5"])
 def test_seeded_environments_do_not_depend_on_num_envs(source: str) -> None:
-    few, many = (last_of(GymnasiumVectorEnvironment(source, count, 7), 25) for count in (2, 4))
+    few, many = (rollout(GymnasiumVectorEnvironment(source, count, 7), 25)[-1].observation for count in (2, 4))
     assert torch.equal(few, many[:2])
     assert len(many.flatten(1).unique(dim=0)) == 4
 
@@ -235,25 +175,11 @@ def test_custom_source_gets_one_seed_and_separate_masks() -> None:
     assert environment.episode_seeds.tolist() == [-1] * N
 
 
-def test_resume_warns_and_begins_other_episodes(caplog: pytest.LogCaptureFixture) -> None:
-    environment, loaded = (GymnasiumVectorEnvironment("CartPole-v1", N, 7) for _ in range(2))
-    first = environment.reset()
-    assert not environment.awaits_reset
-    with caplog.at_level(logging.WARNING):
-        loaded.load_state_dict(copy_state(environment.state_dict()))
-    assert "CartPole-v1 is not replayable: open episodes are lost" in caplog.text
-    assert loaded.awaits_reset
-    with pytest.raises(RuntimeError, match=r"call reset\(\)"):
-        loaded.apply_action(ZEROS)
-    assert not torch.equal(loaded.reset(), first)
-    with pytest.raises(ValueError, match="index"):
-        GymnasiumVectorEnvironment("CartPole-v1", N + 1).load_state_dict(environment.state_dict())
-
-
 @pytest.mark.parametrize(
     ("options", "made", "mode"),
     [
         ({}, "CartPoleVectorEnv", NEXT_STEP),
+        ({"autoreset_mode": NEXT_STEP}, "CartPoleVectorEnv", NEXT_STEP),
         ({"vectorization_mode": "sync"}, "SyncVectorEnv", NEXT_STEP),
         ({"vectorization_mode": "sync", "autoreset_mode": "SameStep"}, "SyncVectorEnv", SAME_STEP),
         ({"vectorization_mode": "sync", "autoreset_mode": DISABLED}, "SyncVectorEnv", DISABLED),
@@ -279,19 +205,11 @@ def test_invalid_mode_raises_with_the_choices(value: Any) -> None:
         GymnasiumVectorEnvironment("Taxi-v4", 2, 0, autoreset_mode=value)
 
 
-@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
 def test_fixed_mode_of_a_vector_entry_point_raises_for_other_modes(mode: Any) -> None:
-    if mode is NEXT_STEP:  # its fixed mode
-        environment = GymnasiumVectorEnvironment("CartPole-v1", 2, 0, autoreset_mode=mode)
-        assert type(environment._transport._environment.unwrapped).__name__ == "CartPoleVectorEnv"
-        return
     text = f"={mode.name}: .*CartPole-v1 has no option autoreset_mode, and its mode is NEXT_STEP; give vectorization_"
     with pytest.raises(ValueError, match=text):
         GymnasiumVectorEnvironment("CartPole-v1", 2, 0, autoreset_mode=mode.name)
-    as_told: Any = {"autoreset_mode": mode.name, "vectorization_mode": "sync"}
-    environment = GymnasiumVectorEnvironment("CartPole-v1", 2, 0, **as_told)
-    assert environment.reset().shape == (2, 4)
-    assert environment.config["autoreset_mode"] == mode.value
 
 
 def test_ale_py_vector_environments_accept_a_mode_and_options() -> None:
@@ -326,12 +244,6 @@ def test_undeclared_mode_raises(monkeypatch: pytest.MonkeyPatch) -> None:
             GymnasiumVectorEnvironment(source)
 
 
-def test_two_ale_py_environments_keep_different_modes() -> None:
-    sources = [gymnasium.make_vec("ALE/Pong-v5", 1, autoreset_mode=mode) for mode in (SAME_STEP, NEXT_STEP)]
-    environments = [GymnasiumVectorEnvironment(source) for source in sources]
-    assert [environment.config["autoreset_mode"] for environment in environments] == ["SameStep", "NextStep"]
-
-
 def single() -> Any:
     return gymnasium.make("CartPole-v1")
 
@@ -348,12 +260,6 @@ def single() -> Any:
         ),
         (lambda: Faulty({"autoreset_mode": DISABLED}), {"num_envs": 9}, ValueError, "num_envs=9: .* has 3"),
         (lambda: Faulty({"autoreset_mode": DISABLED}), {"gravity": 9}, TypeError, "takes no options; remove gravity"),
-        (
-            lambda: Faulty({"autoreset_mode": DISABLED}),
-            {"autoreset_mode": "never"},
-            ValueError,
-            "autoreset_mode='never': give one of NEXT_STEP, SAME_STEP, DISABLED",
-        ),
         (lambda: "Taxi-v99", {}, ValueError, "did you mean Taxi-v4"),
     ],
 )
@@ -380,6 +286,7 @@ def test_next_step_mode_without_shared_memory_raises() -> None:
         ({"reward": np.zeros((N, 1))}, r"reward: expected float32 of shape \(3,\), got float64 of shape \(3, 1\)"),
         ({"terminated": np.zeros(N)}, r"terminated: expected bool of shape \(3,\), got float64 of shape \(3,\)"),
         ({"truncated": False}, r"truncated: expected bool of shape \(3,\), got False"),
+        ({"info": None}, "info: expected a dictionary from step, got None"),
         ({"terminated": np.ones(N, bool)}, "info.final_obs: .*Faulty.* must return it in the step"),
         (
             {"terminated": np.ones(N, bool), "info": {"final_obs": np.full(N, None)}},
@@ -392,6 +299,18 @@ def test_wrong_results_raise(fault: dict[str, Any], text: str) -> None:
     environment.reset()
     with pytest.raises(EnvironmentContractError, match=text):
         environment.apply_action(ZEROS)
+
+
+def test_incomplete_results_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Faulty({"autoreset_mode": DISABLED})
+    environment = GymnasiumVectorEnvironment(source, seed=0)
+    environment.reset()
+    for method, expected in (("step", r"\(observation, reward, .*, info\)"), ("reset", r"\(observation, info\)")):
+        monkeypatch.setattr(source, method, lambda *_, **__: np.zeros((4, 2), np.float32))
+        with pytest.raises(
+            EnvironmentContractError, match=rf"Faulty.*: expected {expected} from {method}, got array\("
+        ):
+            environment.reset() if method == "reset" else environment.apply_action(ZEROS)
 
 
 def test_missing_part_of_a_nested_observation_raises() -> None:
@@ -413,17 +332,6 @@ def test_action_of_wrong_shape_or_range_raises() -> None:
     environment.apply_action(ZEROS)
     with pytest.raises(EnvironmentContractError, match=r"action: expected a tensor of shape \(3,\), got \(3, 1\)"):
         environment.apply_action(ZEROS[:, None])
-
-
-def test_render_returns_a_frame_of_one_environment() -> None:
-    environment = GymnasiumVectorEnvironment("CartPole-v1", 2, 0, render_mode="rgb_array")
-    environment.reset()
-    frames = [environment.render(index) for index in (0, 1)]
-    assert all(frame.dtype == np.uint8 and frame.shape[2] == 3 for frame in frames)
-    assert not np.array_equal(*frames)
-    environment.close()
-    with pytest.raises(ValueError, match="render_mode='rgb_array'"):
-        GymnasiumVectorEnvironment("CartPole-v1", 2).render()
 
 
 def test_close_closes_the_source_once() -> None:

@@ -18,8 +18,6 @@ from rein.agents.impala import IMPALA
 from rein.agents.ppo import PPO
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.episodes.episode_replay import replay
-from rein.episodes.random_policy import RandomPolicy
-from rein.integrations.minari import MinariData, export_minari
 from rein.ops.trees import leaves, map_tree
 from rein.testing.environment_contract import random_actions
 from rein.testing.stateful import first_difference
@@ -166,30 +164,3 @@ def test_actions_in_processes_equal_those_of_single_environments() -> None:
     expected = episode(GymnasiumEnvironment(Drone, N))
     assert first_difference(expected, episode(in_workers(Drone, N, workers=2))) is None
     assert len(episode(GymnasiumVectorEnvironment(SyncVectorEnv([Drone] * N)))) == 13  # Drone checks its actions
-
-
-def test_agent_learns_in_processes() -> None:
-    environment = in_workers(Drone, 2, seed=0)
-    agent = PPO(environment, **SMALL)
-    rein.train(agent, environment, epochs=1, iterations=8)
-    assert agent.updates
-    environment.close()
-
-
-def test_exported_episodes_have_tuples_of_actions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
-    loop, agent, _ = loop_of(rein.HDF5Store(tmp_path / "run"))
-    loop.run(epochs=2, iterations=20)
-    run = rein.open_run(tmp_path / "run")
-    export_minari(run, "drone/ppo-v0", agent.observation_space, agent.action_space)
-    data = MinariData("drone/ppo-v0")
-    for chunk, number in zip(data.chunks(1), range(5), strict=False):
-        stored = run.episode(number).fields["action"]
-        assert isinstance(data.action_space, spaces.Tuple) and data.action_space[0] == agent.action_space[0]
-        for (path, got), (other, expected) in zip(leaves(chunk.action), leaves(stored), strict=True):
-            assert path == other and np.array_equal(got.numpy(), expected)
-
-
-def test_random_policy_is_evaluated() -> None:
-    environment = GymnasiumEnvironment(Drone, N, seed=3)
-    assert rein.evaluate(RandomPolicy(Drone.action_space, 0), environment, 6).episode_return.shape == (6,)

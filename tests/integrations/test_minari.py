@@ -21,7 +21,6 @@ from rein.agents.iql import IQL
 from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.handlers.evaluate_every import evaluate_every
 from rein.integrations.minari import MinariData, report_score
-from rein.ops.trees import leaves
 from rein.training.offline import fill, offline_loop
 
 PAGE = (Path(__file__).parents[2] / "docs/tutorials/offline.md").read_text(encoding="utf-8")
@@ -57,21 +56,9 @@ def collect(name: str, environment: Any, episodes: int, steps: int, **about: Any
             ended = end[1] or end[2]
         rewards, terminations, truncations = (list(column) for column in zip(*ends, strict=True))
         columns = {"rewards": rewards, "terminations": terminations, "truncations": truncations}
-        buffers.append(
-            EpisodeBuffer(id=number, observations=turned(observations), actions=actions, **columns, infos={})
-        )
+        buffers.append(EpisodeBuffer(id=number, observations=observations, actions=actions, **columns, infos={}))
     environment.close()
     return minari.create_dataset_from_buffers(name, buffers, env=environment, **{**ABOUT, **about})
-
-
-def turned(values: list[Any]) -> Any:
-    """Convert lists of dictionaries and tuples to dictionaries and tuples of lists."""
-    first = values[0]
-    if isinstance(first, dict):
-        return {key: turned([value[key] for value in values]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(turned([value[place] for value in values]) for place in range(len(first)))
-    return values
 
 
 def cartpole(**about: Any) -> Any:
@@ -80,22 +67,6 @@ def cartpole(**about: Any) -> Any:
 
 def whole(data: MinariData, size: int = 1 << 16) -> list[Any]:
     return list(data.chunks(size))
-
-
-def test_transitions_equal_the_recorded_data(datasets):
-    dataset = cartpole()
-    (found,) = whole(MinariData("cartpole/test-v0"))
-    episodes = list(dataset.iterate_episodes())
-    for name, column, cut in (
-        ("observations", found.observation, slice(None, -1)),
-        ("observations", found.next_observation, slice(1, None)),
-        ("actions", found.action, slice(None)),
-        ("rewards", found.reward, slice(None)),
-        ("terminations", found.terminated, slice(None)),
-    ):
-        assert np.array_equal(np.concatenate([getattr(e, name)[cut] for e in episodes]), column.numpy())
-    assert (found.action.dtype, found.reward.dtype) == (torch.int64, torch.float32)
-    assert found.valid.all()
 
 
 def test_terminated_and_truncated_episodes_are_distinguished(datasets):
@@ -186,36 +157,6 @@ def test_missing_metadata_raises(datasets):
     (found,) = whole(data)
     assert found.observation.dtype == torch.float32
     assert found.truncated.tolist() == [True]  # without a recorded end, the episode is truncated
-
-
-def test_nested_observations_become_dictionaries_of_tensors(datasets):
-    class Nested(gymnasium.Env[Any, Any]):
-        observation_space = spaces.Dict(
-            {
-                "place": spaces.Tuple((spaces.Discrete(3), spaces.Box(0, 255, (2, 2), np.uint8))),
-                "x": spaces.Box(0.0, 9.0),
-            }
-        )
-        action_space = spaces.MultiDiscrete([2, 3])
-
-        def _observe(self) -> Any:
-            box = np.full((2, 2), self.step_count, np.uint8)
-            return {"place": (np.int64(self.step_count % 3), box), "x": np.array([self.step_count], np.float32)}
-
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            self.step_count = 0
-            return self._observe(), {}
-
-        def step(self, action: Any) -> Any:
-            self.step_count += 1
-            return self._observe(), 1.0, False, self.step_count == 4, {}
-
-    (found,) = whole(MinariData(collect("nested/test-v0", Nested(), 2, 9)))
-    assert found.observation["x"][:, 0].tolist() == [0.0, 1.0, 2.0, 3.0] * 2
-    assert found.next_observation["place"]["0"].tolist() == [1, 2, 0, 1] * 2
-    assert found.observation["place"]["1"].shape == (8, 2, 2)
-    assert found.action.shape == (8, 2)
-    assert all(isinstance(leaf, torch.Tensor) for _, leaf in leaves(found.observation))
 
 
 def test_missing_minari_raises_with_install_instructions(monkeypatch):

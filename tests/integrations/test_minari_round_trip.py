@@ -1,4 +1,4 @@
-"""Property tests: export to Minari and import return every array of every episode bit for bit."""
+"""Export to Minari: properties of exported and re-imported arrays, which are equal bit for bit, and wrong uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rein.errors import StoreError
-from rein.integrations.minari import MinariData, export_minari, narrowed
+from rein.integrations.minari import MinariData, export_minari, narrowed, whole_episodes
 from rein.ops.trees import leaves, map_tree
 from rein.spaces.conversion import layout
 from rein.store.hdf5 import HDF5Store
@@ -243,3 +243,114 @@ def test_random_spaces_and_layouts_round_trip(
     observed: spaces.Space[Any], acted: spaces.Space[Any], how: dict[str, Any]
 ) -> None:
     check(observed, acted, how)
+
+
+OBSERVATION = spaces.Dict({"camera": BOXES[5], "pair": spaces.Tuple((PLAIN[0], spaces.Box(-9.0, 9.0, (2,))))})
+ACTION = spaces.Box(-1.0, 1.0, (2,))
+NAME = "all/kinds-v0"
+
+
+@pytest.fixture
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+    return tmp_path / "datasets"
+
+
+@pytest.fixture
+def run(tmp_path: Path, datasets: Path) -> Run:
+    return make_run(tmp_path / "run", OBSERVATION, ACTION, {**CROSSING, "store": {"max_epochs": 1}})
+
+
+def test_old_minari_raises_with_the_required_version(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(minari, "create_dataset_from_buffers", lambda dataset_id, buffers: None)
+    with pytest.raises(ImportError, match=r"0\.5\.4 or newer"):
+        export_minari(run, NAME, OBSERVATION, ACTION)
+
+
+def test_reference_scores_need_an_environment(run: Run) -> None:
+    with pytest.raises(ValueError, match=r"ref_max_score=\.\.\.: .* give environment="):
+        export_minari(run, NAME, OBSERVATION, ACTION, ref_max_score=1.0)
+
+
+def test_incomplete_episodes_are_left_out(run: Run) -> None:
+    last = whole_episodes(t for t in run if t.epoch > 1)
+    begun_later = [run.episode(id) for id in run.episodes["id"] if run.episode(id).first_step >= CROSSING["epochs"][0]]
+    for one, other in zip(last, begun_later, strict=True):
+        assert same(one.fields, other.fields)
+    first = len(list(whole_episodes(t for t in run if t.epoch == 1)))
+    assert first == (run.episodes["epoch"] == 1).sum()
+
+
+def test_spaces_have_the_dtypes_of_the_data() -> None:
+    bounds = np.array([-np.inf, -1e300]), np.array([np.inf, 1e300])
+    space = spaces.Dict({"x": spaces.Box(*bounds, dtype=np.float64), "n": spaces.Box(0, 65535, (2,), np.uint16)})
+    found: Any = narrowed(space)
+    assert found["x"].dtype == np.float32
+    assert found["x"].low[0] == -np.inf and np.isfinite(found["x"].high[1])
+    assert found["n"].dtype == np.int32 and found["n"].high.tolist() == [65535, 65535]
+    assert narrowed(OBSERVATION) == OBSERVATION
+
+
+@pytest.mark.parametrize(
+    ("observation", "action", "text"),
+    [
+        (spaces.Box(-1.0, 1.0, (4,)), ACTION, "the observation of the trajectories does not fit Box"),
+        (OBSERVATION, spaces.Box(-1.0, 1.0, (3,)), "the action of the trajectories does not fit Box"),
+        (spaces.Dict({"camera": BOXES[5]}), ACTION, "the observation of the trajectories does not fit"),
+    ],
+)
+def test_wrong_spaces_raise_and_leave_no_dataset(
+    run: Run, datasets: Path, observation: Any, action: Any, text: str
+) -> None:
+    with pytest.raises(ValueError, match=text):
+        export_minari(run, NAME, observation, action)
+    assert not (datasets / NAME).exists()
+
+
+def changed(run: Run, path: Path, change: Any) -> Run:
+    """Write a copy of a run whose third epoch has other fields."""
+    store = HDF5Store(path)
+    for trajectory in run:
+        fields = map_tree(lambda leaf: torch.from_numpy(np.array(leaf)), trajectory.fields)
+        store.append(trajectory._replace(fields=change(fields) if trajectory.epoch == 3 else fields))
+    store.close()
+    return open_run(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda fields: {**fields, "more": fields["count"]}, "'more'"),
+        (lambda fields: {name: tree for name, tree in fields.items() if name != "count"}, "'count'"),
+    ],
+)
+def test_fields_that_change_within_an_episode_raise(
+    run: Run, change: Any, text: str, tmp_path: Path, datasets: Path
+) -> None:
+    with pytest.raises(ValueError, match=f"the fields of an episode change from one epoch to the next: {text}"):
+        export_minari(changed(run, tmp_path / "changed", change), NAME, OBSERVATION, ACTION)
+    assert not (datasets / NAME).exists()
+
+
+def test_integers_of_different_dtypes_within_an_episode_are_joined(run: Run, tmp_path: Path) -> None:
+    other = changed(run, tmp_path / "changed", lambda fields: {**fields, "count": fields["count"].to(torch.int64)})
+    assert export_minari(other, NAME, OBSERVATION, ACTION).total_episodes == len(run.episodes["id"])
+
+
+def test_existing_dataset_raises_and_does_not_change(run: Run, datasets: Path) -> None:
+    export_minari(run, NAME, OBSERVATION, ACTION)
+    before = (datasets / NAME / "data/main_data.hdf5").read_bytes()
+    with pytest.raises(ValueError, match="the dataset exists already"):
+        export_minari(run, NAME, OBSERVATION, ACTION)
+    assert (datasets / NAME / "data/main_data.hdf5").read_bytes() == before
+
+
+def test_incomplete_trajectories_raise(run: Run, datasets: Path) -> None:
+    none = [t._replace(episodes=map_tree(lambda column: column[:0], t.episodes)) for t in run]
+    with pytest.raises(ValueError, match="no episode has ended"):
+        export_minari(none, NAME, OBSERVATION, ACTION)
+    for name, text in (("reward", "no field 'reward'"), ("action", "no field 'action'")):
+        less = [t._replace(fields={key: tree for key, tree in t.fields.items() if key != name}) for t in run]
+        with pytest.raises(ValueError, match=text):
+            export_minari(less, NAME, OBSERVATION, ACTION)
+    assert not (datasets / NAME).exists()

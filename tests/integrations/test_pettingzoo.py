@@ -1,14 +1,15 @@
-"""PettingZoo's parallel environments as worlds. Tests with mpe2 are skipped if it is missing."""
+"""PettingZoo's parallel environments as worlds. `make test-compat` tests those of mpe2."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import math
+import operator
 import os
 import re
 import signal
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,9 @@ from gymnasium import spaces
 
 import rein
 from rein.episodes.episode_replay import replay
-from rein.errors import EnvironmentContractError, WorkerDied, WorkerError, WorkerTimeout
+from rein.errors import EnvironmentContractError, WorkerDied
 from rein.testing import EnvironmentContract, StatefulContract
 from rein.testing.stateful import first_difference
-from tests.integrations.faulty import stops_in_an_answer, writes_garbage
 
 
 class Climbers:
@@ -200,16 +200,6 @@ def test_masks_of_agents_are_padded_with_zeros(where: str, agent_id: bool) -> No
     assert mask_space.shape == (2,)
 
 
-def test_masks_in_infos_and_in_observations_give_the_same_training() -> None:
-    def trained(where: str) -> Any:
-        environment = masked(where, 2)
-        agent = rein.PPO(environment, rollout_steps=20, minibatches=2, hidden=(8,), seed=0)
-        rein.train(agent, environment, epochs=2, iterations=20, progress=False)
-        return agent.networks.state_dict()
-
-    assert first_difference(trained("observation"), trained("info")) is None
-
-
 def test_masks_in_infos_that_are_not_used_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     with_infos = rein.PettingZooEnvironment(ClimbersWithInfos, 1, 0)
     with_infos.reset()
@@ -226,14 +216,6 @@ class Stuck(MaskedClimbers):
 def test_mask_without_a_valid_action_raises() -> None:
     with pytest.raises(EnvironmentContractError, match="environment 0: expected a valid action"):
         rein.PettingZooEnvironment(Stuck, 1, 0).reset()
-
-
-@pytest.mark.slow
-class TestWorkers(EnvironmentContract):
-    steps = 60
-
-    def make(self, num_envs: int, seed: int | None) -> Any:
-        return masked("info", num_envs, seed, workers=num_envs)
 
 
 def test_workers_give_the_same_episodes() -> None:
@@ -258,12 +240,6 @@ class Failing(Climbers):
     def step(self, actions: dict[str, int]) -> Any:
         if self.steps == 2 and self.failure == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.steps == 2 and self.failure == "silent":
-            time.sleep(60)
-        if self.steps == 2 and self.failure == "stops":
-            stops_in_an_answer()
-        if self.steps == 2 and self.failure == "garbage":
-            writes_garbage()
         if self.steps == 2:
             raise LookupError("no rope")
         return super().step(actions)
@@ -274,9 +250,6 @@ class Failing(Climbers):
     ("failure", "error", "text"),
     [
         ("killed", WorkerDied, "killed by SIGKILL"),
-        ("silent", WorkerTimeout, "no answer within 1 s"),
-        ("stops", WorkerTimeout, "no answer within 1 s"),
-        ("garbage", WorkerError, "not an answer"),
         ("raises", LookupError, "no rope"),
     ],
 )
@@ -296,20 +269,28 @@ def test_failures_of_workers_are_explained(failure: str, error: type[Exception],
     environment.close()
 
 
-def test_timeout_without_workers_raises() -> None:
-    with pytest.raises(TypeError, match="timeout"):
-        climbers(2, timeout=3)
+ONE = Climbers()
 
 
-def test_environment_in_which_agents_take_turns_is_refused() -> None:
-    class Turns(Climbers):
-        def agent_iter(self) -> Any:
-            raise NotImplementedError
+class Turns(Climbers):
+    def agent_iter(self) -> Any:
+        raise NotImplementedError
 
-    with pytest.raises(TypeError, match="take turns; give a function that returns a parallel environment"):
-        rein.PettingZooEnvironment(Turns)
-    with pytest.raises(TypeError, match="must return a parallel environment"):
-        rein.PettingZooEnvironment(dict)
+
+@pytest.mark.parametrize(
+    ("made", "options", "error", "text"),
+    [
+        (Turns, {}, TypeError, "take turns; give a function that returns a parallel environment"),
+        (dict, {}, TypeError, "must return a parallel environment"),
+        (ONE, {}, TypeError, "give a function that returns a parallel environment"),
+        ("mpe2.simple_spread_v3", {}, TypeError, "give a function that returns a parallel environment"),
+        (lambda: ONE, {"worlds": 2}, ValueError, "returned the same environment twice"),
+        (Climbers, {"timeout": 3}, TypeError, "timeout"),
+    ],
+)
+def test_source_that_does_not_fit_is_refused(made: Any, options: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        rein.PettingZooEnvironment(made, **options)
 
 
 def test_environment_without_frames_raises() -> None:
@@ -340,72 +321,17 @@ def test_group_of_agents_with_different_spaces_has_the_spaces_of_a_row() -> None
     assert torch.equal(agent.policy().select_action(observation)[0], alone)
 
 
-@pytest.mark.parametrize("made", [Climbers(), "mpe2.simple_spread_v3"])
-def test_object_that_is_no_function_is_refused(made: Any) -> None:
-    with pytest.raises(TypeError, match="give a function that returns a parallel environment"):
-        rein.PettingZooEnvironment(made)
+class Changed(Climbers):
+    """The third step returns results that `change` has modified."""
 
-
-def test_function_that_returns_the_same_environment_twice_is_refused() -> None:
-    one = Climbers()
-    assert rein.PettingZooEnvironment(lambda: one).worlds == 1
-    with pytest.raises(ValueError, match="returned the same environment twice"):
-        rein.PettingZooEnvironment(lambda: one, worlds=2)
-
-
-class Incomplete(Climbers):
-    """From step 1 on, climber_1 is missing in one of the results, or has a short observation."""
-
-    def __init__(self, part: int | str) -> None:
+    def __init__(self, change: Callable[[list[Any]], Any]) -> None:
         super().__init__()
-        self.part = part
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        observations, infos = super().reset(seed)
-        if self.part == "reset":
-            del observations["climber_1"]
-        return observations, infos
-
-    def step(self, actions: dict[str, int]) -> Any:
-        results = super().step(actions)
-        if self.part == "short":
-            results[0]["climber_1"] = np.zeros(1, np.float32)
-        elif isinstance(self.part, int):
-            del results[self.part]["climber_1"]
-        return results
-
-
-@pytest.mark.parametrize("agent_id", [False, True])
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
-        ("reset", "reset returned no observation of 'climber_1'"),
-        ("short", r"observation of 'climber_1': expected shape \(2,\), got \(1,\)"),
-        (0, "no observation of 'climber_1'"),
-        (1, "no reward of 'climber_1'"),
-        (2, "no terminated of 'climber_1'"),
-        (3, "no truncated of 'climber_1'"),
-    ],
-)
-def test_incomplete_results_raise(part: Any, message: str, agent_id: bool) -> None:
-    environment = rein.PettingZooEnvironment(Incomplete, 2, 0, agent_id=agent_id, part=part)
-    with pytest.raises(EnvironmentContractError, match=message):
-        environment.apply_action((environment.reset()["action_mask"][:, 0] * 0).long())
-
-
-class Flagged(Climbers):
-    """The third step returns `value` in this part for the last agent, or instead of the part without an agent."""
-
-    def __init__(self, part: int, value: Any, of_agent: bool = True) -> None:
-        super().__init__()
-        self.part, self.value, self.of_agent = part, value, of_agent
+        self.change = change
 
     def step(self, actions: dict[str, int]) -> Any:
         results = [*super().step(actions)]
-        if self.steps == 3 and self.of_agent:
-            results[self.part]["climber_1"] = self.value
-        elif self.steps == 3:
-            results[self.part] = self.value
+        if self.steps == 3:
+            self.change(results)
         return tuple(results)
 
 
@@ -415,49 +341,46 @@ def third_step(environment: Any) -> None:
         environment.apply_action(torch.zeros(6, dtype=torch.int64))
 
 
+@pytest.mark.parametrize("agent_id", [False, True])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda parts: parts[0].pop("climber_1"), "no observation of 'climber_1'"),
+        (lambda parts: parts[1].pop("climber_1"), "no reward of 'climber_1'"),
+        (lambda parts: parts[2].pop("climber_1"), "no terminated of 'climber_1'"),
+        (lambda parts: parts[3].pop("climber_1"), "no truncated of 'climber_1'"),
+        (lambda parts: parts[0].update(climber_1=np.zeros(1)), r"'climber_1': expected shape \(2,\), got \(1,\)"),
+        (lambda parts: parts.insert(0, None), "from step, got"),
+        (lambda parts: operator.setitem(parts, 0, None), "step must return observation as a dictionary"),
+        (lambda parts: operator.setitem(parts, 2, None), "step must return terminated as a dictionary"),
+        (lambda parts: operator.setitem(parts, 4, None), "step must return info as a dictionary"),
+    ],
+)
+def test_incomplete_results_raise(change: Any, message: str, agent_id: bool) -> None:
+    with pytest.raises(EnvironmentContractError, match=message):
+        third_step(rein.PettingZooEnvironment(Changed, 2, 0, agent_id=agent_id, change=change))
+
+
+def test_reset_without_an_observation_raises() -> None:
+    class Incomplete(Climbers):
+        def reset(self, seed: int | None = None, options: Any = None) -> Any:
+            observations, infos = super().reset(seed, options)
+            del observations["climber_1"]
+            return observations, infos
+
+    with pytest.raises(EnvironmentContractError, match="reset returned no observation of 'climber_1'"):
+        rein.PettingZooEnvironment(Incomplete, 2, 0).reset()
+
+
 @pytest.mark.parametrize("value", ["False", 2, math.nan, None, np.array([True, False]), 1])
 @pytest.mark.parametrize("part", [2, 3])
 def test_flag_that_is_not_a_boolean_raises_with_its_place(part: int, value: Any) -> None:
-    environment = rein.PettingZooEnvironment(Flagged, 2, 0, part=part, value=value)
+    environment = rein.PettingZooEnvironment(Changed, 2, 0, change=lambda parts: parts[part].update(climber_1=value))
     with pytest.raises(EnvironmentContractError, match="expected bool") as raised:
         third_step(environment)
     seed = int(environment.episode_seeds[0])
     for text in ("truncated" if part == 3 else "terminated", "world 0", "'climber_1'", f"seed {seed}", "step 2"):
         assert text in str(raised.value)
-
-
-def test_reward_that_is_not_a_number_raises_with_its_place() -> None:
-    with pytest.raises(EnvironmentContractError, match=r"reward, row 2 .*world 0.*'climber_1'.*step 2.*got None"):
-        third_step(rein.PettingZooEnvironment(Flagged, 2, 0, part=1, value=None))
-
-
-@pytest.mark.parametrize(("part", "name"), [(0, "observation"), (2, "terminated"), (4, "info")])
-def test_part_that_is_no_dictionary_raises(part: int, name: str) -> None:
-    with pytest.raises(EnvironmentContractError, match=f"step must return {name} as a dictionary"):
-        third_step(rein.PettingZooEnvironment(Flagged, 2, 0, part=part, value=None, of_agent=False))
-
-
-def test_step_of_another_number_of_parts_raises() -> None:
-    class Old(Climbers):
-        def step(self, actions: dict[str, int]) -> Any:
-            return super().step(actions)[:4]
-
-    with pytest.raises(EnvironmentContractError, match="truncated, info"):
-        third_step(rein.PettingZooEnvironment(Old, 2, 0))
-
-
-def test_worlds_are_not_stepped_after_an_exception_until_a_reset() -> None:
-    environment = rein.PettingZooEnvironment(Failing, 2, 5, failure="raises")
-    with pytest.raises(LookupError):
-        third_step(environment)
-    with pytest.raises(RuntimeError, match=r"call reset\(\).*LookupError: no rope"):
-        environment.apply_action(torch.zeros(6, dtype=torch.int64))
-    environment.reset()
-    assert environment.apply_action(torch.zeros(6, dtype=torch.int64)).valid.all()
-    environment.close()
-    for call in (environment.reset, lambda: environment.apply_action(torch.zeros(6, dtype=torch.int64))):
-        with pytest.raises(RuntimeError, match="closed"):
-            call()
 
 
 @pytest.mark.parametrize("make", [climbers, functools.partial(masked, "info")], ids=["plain", "masked"])
@@ -472,29 +395,3 @@ def test_training_is_recorded_and_replayed(make: Any, tmp_path: Path) -> None:
     episodes = [run.episode(number) for number in run.episodes["id"].tolist()]
     assert len(episodes) > 10
     assert [result.difference for result in replay(make(3, 5), episodes, run=run)] == [None] * len(episodes)
-
-
-class TestSimpleSpread(EnvironmentContract):
-    num_envs = 3
-    steps = 60
-
-    def make(self, num_envs: int, seed: int | None) -> Any:
-        module = pytest.importorskip("mpe2.simple_spread_v3")
-        return rein.PettingZooEnvironment(module.parallel_env, num_envs, seed, max_cycles=25)
-
-
-def test_ppo_learns_simple_spread() -> None:
-    module = pytest.importorskip("mpe2.simple_spread_v3")
-    environment, other = (rein.PettingZooEnvironment(module.parallel_env, 8, seed) for seed in (0, 1))
-    agent = rein.PPO(environment, learning_rate=2e-3, rollout_steps=50, gamma=0.9, seed=0)
-    before = rein.evaluate(agent, other, 96).mean_return
-    rein.train(agent, environment, epochs=25, iterations=50, progress=False)
-    assert rein.evaluate(agent, other, 96).mean_return > before + 3.0
-
-
-def test_groups_of_simple_tag() -> None:
-    module = pytest.importorskip("mpe2.simple_tag_v3")
-    environment = rein.PettingZooEnvironment(module.parallel_env, 2, 0, continuous_actions=True)
-    assert {name: len(group.rows) for name, group in environment.groups.items()} == {"adversary": 6, "agent": 2}
-    assert environment.single_observation_space.shape == (16,)
-    assert environment.reset().shape == (8, 16)

@@ -53,14 +53,14 @@ class Levels(gymnasium.Env[Any, Any]):
 def make(kind: str = "single", seed: int = 0) -> Any:
     if kind == "vector":
         return rein.make(SyncVectorEnv([Levels] * N, autoreset_mode=AutoresetMode.DISABLED), seed=seed)
-    return rein.make(Levels, N, seed, workers=2 if kind == "processes" else None)
+    return rein.make(Levels, N, seed, **({} if kind == "single" else {"workers": 2, "mode": kind}))
 
 
 def levels(observation: Any) -> list[float]:
     return observation[:, 0].tolist()
 
 
-KINDS = ["single", "processes", "vector"]
+KINDS = ["single", "processes", "threads", "vector"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -230,38 +230,14 @@ def test_stores_agree(tmp_path: Path) -> None:
     assert memory.trajectories[-1].episodes.options.tolist().count(b"") == 1
 
 
-def test_compacted_run_keeps_options(tmp_path: Path) -> None:
-    loop = trained(tmp_path / "run")
-    loop.run()
-    loop.parts["store"].close()
-    main(["compact", str(tmp_path / "run"), str(tmp_path / "small")])
-    one, other = (rein.open_run(tmp_path / name).episodes["options"] for name in ("run", "small"))
-    assert one.tolist() == other.tolist()
-
-
-def test_resumed_run_equals_uninterrupted_run(tmp_path: Path) -> None:
-    straight, parted = tmp_path / "straight", tmp_path / "parted"
-    trained(straight).run()
-    for epochs in (2, 4):
-        store = rein.HDF5Store(parted, exist="resume")
-        loop = trained(store, epochs)
-        rein.checkpoint(loop)
-        rein.resume(loop)
-        loop.run()
-        store.close()
-    one, other = rein.open_run(straight), rein.open_run(parted)
-    for id in one.episodes["id"].tolist():
-        first, second = one.episode(id), other.episode(id)
-        assert first.options == second.options
-        assert first_difference(first.fields, second.fields) is None
-
-
 def test_replayed_episodes_agree(tmp_path: Path) -> None:
     trained(tmp_path / "run").run()
     run = rein.open_run(tmp_path / "run")
     episodes = [run.episode(id) for id in run.episodes["id"].tolist()]
     assert any(episode.options for episode in episodes)
-    assert all(result.difference is None for result in replay(make(seed=5), episodes))
+    environment = make("processes", 5)
+    assert all(result.difference is None for result in replay(environment, episodes))
+    environment.close()
     without = [episode._replace(options=None) for episode in episodes]
     assert any(result.difference is not None for result in replay(make(seed=5), without))
 
@@ -292,24 +268,6 @@ def test_replay_refuses_environments_without_options(tmp_path: Path) -> None:
         replay(rein.envs.CartPole(1), [episode])
 
 
-def cartpole_run(path: Path) -> Any:
-    environment = rein.make("CartPole-v1", 2, 0)
-    environment.set_options({"low": -0.01, "high": 0.0})
-    loop = rein.training_loop(
-        rein.PPO(environment, seed=0, rollout_steps=64), environment, path, epochs=1, iterations=64
-    )
-    loop.run()
-    return rein.open_run(path)
-
-
-def test_command_replays_episodes_with_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cartpole_run(tmp_path / "run")
-    with pytest.raises(SystemExit) as ended:
-        main(["replay", str(tmp_path / "run"), "--episode", "0"])
-    assert ended.value.code == 0
-    assert "agree bit by bit" in capsys.readouterr().out
-
-
 def test_completed_episode_has_its_options() -> None:
     environment = make()
     environment.set_options({"level": 1}, environments=[0])
@@ -333,12 +291,6 @@ def test_recorder_stores_options_of_evaluated_episodes(tmp_path: Path) -> None:
     store.close()
     table = rein.open_run(tmp_path / "played").episodes
     assert table["options"].tolist() == [b"", b'{"level": 6}', b""]
-
-
-def test_evaluation_environment_has_separate_options() -> None:
-    environment, test_environment = make(), make(seed=1)
-    environment.set_options({"level": 9})
-    assert rein.evaluate(rein.PPO(environment, seed=0), test_environment, episodes=N).mean_return == -3.0
 
 
 @pytest.mark.parametrize("text", [b"[1]", b"{", b"\xff", b"[" * 9_999])

@@ -32,9 +32,9 @@ def steps_of_greedy_episode(agent: QLearning, environment: Gridworld, x: int) ->
     return 30
 
 
-@pytest.mark.default_cases("0-64", "1-64", "2-64", "0-1")
+@pytest.mark.default_cases("0-64", "1-64", "0-1")
 @pytest.mark.parametrize("num_envs", [1, 64])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_q_learning_finds_shortest_paths(seed, num_envs):
     agent, environment = trained(seed, num_envs)
     cells = torch.cat([environment.encode(x=x, y=y, target=TARGET) for x, y in ((2, 3), (1, 4), (3, 4))])

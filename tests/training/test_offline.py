@@ -21,9 +21,6 @@ from rein.agents.td3 import TD3
 from rein.envs.gridworld import Gridworld
 from rein.envs.pendulum import Pendulum
 from rein.handlers.checkpoint import checkpoint
-from rein.handlers.evaluate_every import evaluate_every
-from rein.handlers.monitor import early_stop
-from rein.handlers.solved import solved
 from rein.handlers.stop_at import stop_at
 from rein.ops.trees import map_tree
 from rein.replay.replay import Replay
@@ -76,14 +73,6 @@ def test_loop_counts_updates_and_reports_metrics():
     assert all(set(IQL.reports) <= set(metrics) and np.isfinite(list(metrics.values())).all() for metrics in reported)
 
 
-def test_metrics_of_update_need_no_declaration():
-    class Undeclared(IQL):
-        reports = ()
-
-    metrics = offline_loop(agent(Undeclared), [rows()], epochs=1, iterations=2).run().metrics
-    assert set(IQL.reports) <= set(metrics)
-
-
 def test_iteration_runs_updates_per_iteration():
     by_hand, in_loop = agent(), agent()
     fill(by_hand, [rows()])
@@ -91,16 +80,6 @@ def test_iteration_runs_updates_per_iteration():
         by_hand.learn(3)
     offline_loop(in_loop, [rows()], iterations=4, updates_per_iteration=3).run()
     assert first_difference(by_hand.state_dict(), in_loop.state_dict()) is None
-
-
-def test_handlers_of_evaluation_and_early_stopping_work():
-    learner = IQL(*spaces_of(Pendulum(1)), **SMALL, seed=0)
-    loop = offline_loop(learner, [pendulum_rows()], epochs=9, iterations=2, updates_per_iteration=2)
-    evaluate_every(loop, learner.policy(), Pendulum(2, seed=1), episodes=2, every=3)
-    early_stop(loop, "value_loss", mode="min", patience=50)
-    solved(loop, "evaluation_return", at_least=-1e9)
-    state = loop.run()
-    assert (state.epoch, state.reason) == (3, "solved")
 
 
 def spaces_of(environment: Any) -> tuple[Any, Any]:

@@ -142,19 +142,6 @@ def test_file_opens_with_default_plot(name, kind, files, h5web, read_view, scree
     viewer.page.screenshot(path=screenshots / f"h5web-{name}.png")
 
 
-def test_trajectory_file_opens_with_scatter_of_episodes(files, read_view):
-    view = read_view(files["trajectories"])
-    assert view.name == "/entry/views/episode_return"
-    assert view.axes[0].startswith("vector step") and view.axes[1] == "episode return"
-    assert len(view.values) > 100
-
-
-def test_metrics_open_with_learning_curve(files, read_view):
-    view = read_view(files["metrics"])
-    assert view.name == "/entry/views/episode_return" and view.axes == ["env steps"]
-    assert view.values[-1] > view.values[0] > 0.0  # the return increases
-
-
 def test_vector_observations_are_lines_with_sliders(files, h5web, read_view, screenshots):
     name = "/entry/views/observation"
     view, viewer = read_view(files["trajectories"], name), h5web(files["trajectories"])

@@ -51,13 +51,3 @@ def test_rows_equal_gymnasiums_flatten(space: spaces.Space[Any]) -> None:
     assert environment.single_observation_space.shape == theirs.shape
     assert np.array_equal(environment.single_observation_space.low, theirs.low.astype(np.float32))
     assert np.array_equal(environment.single_observation_space.high, theirs.high.astype(np.float32))
-
-
-def test_final_observations_are_flattened(clockwork: Any) -> None:
-    plain, flat = clockwork(4, 0, "tree"), FlattenObservation(clockwork(4, 0, "tree"))
-    plain.reset()
-    flat.reset()
-    for _ in range(12):
-        one, other = (environment.apply_action(torch.zeros(4, 2)) for environment in (plain, flat))
-        for name in ("observation", "final_observation"):
-            assert torch.equal(getattr(one, name)["vector"], getattr(other, name)[:, -3:])

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from rein.envs.wrappers.time import FrameSkip
-from rein.testing.stateful import first_difference
 
 
 def actions(steps: int, num_envs: int) -> Tensor:
@@ -39,26 +38,6 @@ def test_frame_skip_equals_repeated_steps_with_summed_rewards(clockwork: Any, sk
                 assert torch.equal(getattr(whole, name)[i], getattr(part, name)[i]), f"{name}, environment {i}"
             assert whole.info["step"][i] == part.info["step"][i]
     assert ends > 20
-
-
-def test_next_episode_begins_with_the_next_action(clockwork: Any) -> None:
-    environment, fresh = FrameSkip(clockwork(4), 4), clockwork(4, 9)
-    environment.reset()
-    for action in actions(20, 4):
-        step = environment.apply_action(action)
-        ended = step.terminated | step.truncated
-        assert torch.equal(fresh.reset_to(environment.episode_seeds)[ended], step.observation[ended])
-        assert (step.observation[~ended, 1] % 4 == 0).all()
-
-
-def test_nested_skips_multiply(clockwork: Any) -> None:
-    twice, once = FrameSkip(FrameSkip(clockwork(5), 2), 3), FrameSkip(clockwork(5), 6)
-    twice.reset()
-    once.reset()
-    for action in actions(20, 5):
-        one, other = twice.apply_action(action), once.apply_action(action)
-        torch.testing.assert_close(one.reward, other.reward)
-        assert first_difference(one._replace(reward=None), other._replace(reward=None)) is None
 
 
 def test_environment_without_apply_action_where_raises(whole_clockwork: Any) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
 import pytest
 import torch
 from torch import Tensor
 
-from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.wrappers.observations import FrameStack
 from rein.envs.wrappers.time import TimeLimit
 from rein.ops.trees import leaves, map_tree
@@ -46,20 +44,6 @@ def test_stack_contains_the_last_observations_of_its_episode(clockwork: Any, obs
             if inner.terminated[i] or inner.truncated[i]:
                 episode[:] = [row(inner.observation, i)]
             assert first_difference(window(episode, length), row(outer.observation, i)) is None
-
-
-def test_frame_stack_equals_gymnasiums_wrapper() -> None:
-    def factory() -> gymnasium.Env[Any, Any]:
-        inner = gymnasium.make("CartPole-v1", max_episode_steps=13)
-        return gymnasium.wrappers.FrameStackObservation(inner, 4, padding_type="reset")
-
-    theirs = GymnasiumEnvironment(factory, 3, 0)
-    ours = FrameStack(GymnasiumEnvironment("CartPole-v1", 3, 0, max_episode_steps=13), 4)
-    assert ours.single_observation_space == theirs.single_observation_space
-    assert torch.equal(ours.reset(), theirs.reset())
-    for k in range(60):
-        action = torch.arange(3).add(k).remainder(2)
-        assert first_difference(ours.apply_action(action), theirs.apply_action(action)) is None
 
 
 def test_partial_reset_restarts_only_its_stacks(clockwork: Any) -> None:

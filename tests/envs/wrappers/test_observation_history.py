@@ -32,22 +32,6 @@ def test_transitions_contain_consecutive_windows(scripted: Any, listening: Any, 
     assert torch.equal(recorded, stored)
 
 
-def test_second_transition_starts_in_the_second_observation(scripted: Any, listening: Any) -> None:
-    environment = observation_history(scripted([9]), 1)
-    agent = listening(environment)
-    rein.train(agent, environment, epochs=1, iterations=2)
-    second = agent.transitions[1]
-    assert (second.observation.item(), second.next_observation.item()) == (1.0, 2.0)
-
-
-def test_initial_window_repeats_the_first_observation(scripted: Any) -> None:
-    environment = observation_history(Gridworld(8, seed=0, observation="vector"), 5)
-    start = environment.reset()
-    assert start.shape == (8, 5, 6)
-    assert torch.equal(start, start[:, :1].expand(8, 5, 6))
-    assert start.shape[1:] == environment.single_observation_space.shape
-
-
 def test_discrete_observations_become_feature_vectors() -> None:
     environment = observation_history(Gridworld(4, seed=0), 3)  # four numbers from 0 to 4
     start = environment.reset()

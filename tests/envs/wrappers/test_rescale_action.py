@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -14,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rein.envs.gridworld import Gridworld
-from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.wrappers.actions import RescaleAction
 
 BOUND = st.floats(-1e6, 1e6, width=32)
@@ -41,21 +39,6 @@ def test_rescaling_is_linear_also_out_of_bounds() -> None:
     environment: Any = RescaleAction(echo([-2, 0], [2, 5]))  # type: ignore[arg-type]  # a stub
     scaled = environment.apply_action(torch.tensor([[0.0, 0.0], [-0.5, 0.5], [2.0, -3.0]]))
     assert scaled.tolist() == [[0.0, 2.5], [-1.0, 3.75], [4.0, -5.0]]
-
-
-def test_rescale_action_equals_gymnasiums_wrapper() -> None:
-    def factory() -> gymnasium.Env[Any, Any]:
-        inner = gymnasium.make("Pendulum-v1", max_episode_steps=7)
-        return gymnasium.wrappers.RescaleAction(inner, np.float32(-1.0), np.float32(1.0))
-
-    theirs = GymnasiumEnvironment(factory, 3, 0)
-    ours = RescaleAction(GymnasiumEnvironment("Pendulum-v1", 3, 0, max_episode_steps=7))
-    assert ours.single_action_space == theirs.single_action_space
-    assert torch.equal(ours.reset(), theirs.reset())
-    for action in torch.rand(20, 3, 1, generator=torch.Generator().manual_seed(0)) * 2 - 1:
-        one, other = ours.apply_action(action), theirs.apply_action(action)
-        torch.testing.assert_close(one.final_observation, other.final_observation)
-        torch.testing.assert_close(one.reward, other.reward)
 
 
 def test_unbounded_or_discrete_actions_raise() -> None:

@@ -46,16 +46,6 @@ def test_only_truncated_environments_are_reset(clockwork: Any) -> None:
     assert cut > 20
 
 
-def test_lower_of_two_limits_applies(clockwork: Any) -> None:
-    for inner, outer in ((3, 5), (5, 3)):
-        twice, once = TimeLimit(TimeLimit(clockwork(4), inner), outer), TimeLimit(clockwork(4), 3)
-        twice.reset()
-        once.reset()
-        for _ in range(20):
-            one, other = (environment.apply_action(torch.zeros(4, 2)) for environment in (twice, once))
-            assert first_difference(one, other) is None
-
-
 def test_environment_without_reset_where_raises(
     whole_clockwork: Any,
 ) -> None:
