@@ -17,7 +17,6 @@ from rein.agents.base.optimizers import Adam
 from rein.errors import NonFiniteError
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.guards import UpdateGuard
-from rein.handlers.monitor import early_stop
 from rein.ops.classification import accuracy, precision, true_positives
 from rein.testing.stateful import copy_state, first_difference
 from rein.training.supervised import Prediction, evaluator, train_step, trainer, validate
