@@ -166,17 +166,16 @@ def test_invalid_indices_raise(path):
             transitions[index]
 
 
-def windows(known: list[Known], length: int, stride: int) -> list[list[Known]]:
-    """Find all windows row by row."""
+def windows(known: list[Known], length: int, stride: int, pad: bool = False) -> list[list[Known]]:
+    """Find all windows row by row, with shorter ones at the ends of episodes if `pad`."""
     at = {(k.environment, k.step): k for k in known}
     episodes: list[list[Known]] = []
     for k in sorted(known, key=lambda k: (k.environment, k.step)):
         before = at.get((k.environment, k.step - 1))
-        if before is not None and before.following == k.observation:
-            episodes[-1].append(k)
-        else:
-            episodes.append([k])
-    found = [e[i : i + length] for e in episodes for i in range(0, len(e) - length + 1, stride)]
+        if before is None or before.following != k.observation:
+            episodes.append([])
+        episodes[-1].append(k)
+    found = [e[i : i + length] for e in episodes for i in range(0, len(e) if pad else len(e) - length + 1, stride)]
     return sorted(found, key=lambda w: (w[0].step, w[0].environment))
 
 

@@ -97,18 +97,6 @@ def test_new_run_in_an_old_folder_moves_files_aside(tmp_path):
     assert_equal(read(store.path / "aside" / "epoch-000000"), [make_trajectory(1), make_trajectory(2)])
 
 
-def test_store_returns_to_an_earlier_state(tmp_path):
-    """As when training returns to the last good checkpoint."""
-    store = HDF5Store(tmp_path / "run")
-    store.append(make_trajectory(1))
-    state = store.state_dict()
-    store.append(make_trajectory(2))
-    store.load_state_dict(state)
-    store.append(make_trajectory(2, seed=1))
-    store.close()
-    assert_equal(read(store.path), [make_trajectory(1), make_trajectory(2, seed=1)])
-
-
 def test_state_that_ends_inside_a_file_raises(tmp_path):
     store = HDF5Store(tmp_path / "run")
     for epoch in (1, 2, 3):

@@ -1,5 +1,4 @@
 import contextlib
-import json
 import threading
 from itertools import count
 
@@ -51,14 +50,6 @@ def names(path):
 
 def size_of(trajectory):
     return trajectory_writer.size_of(to_host(trajectory))
-
-
-def test_max_epochs_ends_a_file(tmp_path):
-    store = HDF5Store(tmp_path / "run", max_epochs=3)
-    for epoch in range(1, 9):
-        store.append(make_trajectory(epoch))
-    store.close()
-    assert names(store.path) == ["000001-000003.h5", "000004-000006.h5", "000007-000008.h5"]
 
 
 def test_max_bytes_ends_a_file(tmp_path):
@@ -190,14 +181,6 @@ def test_equal_epochs_give_equal_bytes(tmp_path):
         store.close()
     one, other = ((store.path / "trajectories" / "000001-000003.h5").read_bytes() for store in stores)
     assert one == other
-
-
-def test_run_json_is_written_and_read_back(tmp_path):
-    store, info = HDF5Store(tmp_path / "run"), {"seed": 1, "versions": {"rein": "0.1"}}
-    store.write_run(info)
-    store.append(make_trajectory(1))
-    store.close()
-    assert json.loads((store.path / "run.json").read_text()) == open_run(store.path).info == info
 
 
 def test_run_json_accepts_numpy_numbers_and_rejects_objects(tmp_path):

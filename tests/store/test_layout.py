@@ -125,8 +125,8 @@ def set_to(name: str, **described: Any) -> Callable[[Any], object]:
     return lambda found: found["datasets"][name].update(described)
 
 
-def drop(name: str) -> Callable[[Any], object]:
-    return lambda found: found["datasets"].pop(name)
+def drop(*begins: str) -> Callable[[Any], object]:
+    return lambda found: [found["datasets"].pop(path) for path in [*found["datasets"]] if path.startswith(begins)]
 
 
 def shifted_chunk(found: Any) -> None:
@@ -164,8 +164,18 @@ CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
     "no datasets": (lambda f: f.clear(), "datasets"),
     "datasets that are a list": (lambda f: f.update(datasets=[]), "items"),
     "a field of other rows": (set_to(REWARD, shape=[599, 3]), "does not fit"),
-    "a missing column": (drop("epochs/length"), "length"),
+    "no epochs": (drop("epochs"), "number"),
+    "no episodes": (drop("episodes"), "id"),
+    "no table": (drop("e", "trajectory"), "number"),
+    "a missing column": (drop("epochs/status"), "status"),
+    "a column inside a column": (
+        lambda f: f["datasets"].update({"epochs/length/x": f["datasets"].pop("epochs/length")}),
+        "length",
+    ),
+    "a column of other rows": (set_to("epochs/length", shape=[1]), "length"),
+    "a column that is a number": (set_to("epochs/length", shape=[]), "length"),
     "a column of text": (set_to("epochs/length", dtype="|S8"), "column 'length' is invalid"),
+    "a column of floats": (set_to("epochs/length", dtype="<f8"), "length"),
 }
 
 

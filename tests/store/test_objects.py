@@ -112,21 +112,3 @@ def test_attributes_and_names_match_h5py() -> None:
         assert (a.shape, np.array(ours.attrs[name]).tolist()) == (b.shape, np.array(theirs.attrs[name]).tolist())
     assert ours["Größe"] == ours
     assert ours.id.links.get_info("Größe".encode()).cset == h5py.h5t.CSET_UTF8
-
-
-def test_link_is_the_same_object() -> None:
-    def linked(file: Any) -> None:
-        dataset = objects.add_dataset(file, "data", np.arange(3))
-        objects.link(objects.add_group(file, "view", "NXdata"), "signal", dataset)
-
-    file: Any = written(linked)
-    assert file["view/signal"] == file["data"]
-
-
-def test_existing_name_raises() -> None:
-    def twice(file: Any) -> None:
-        objects.add_dataset(file, "data", np.arange(3))
-        objects.add_dataset(file, "data", np.arange(3))
-
-    with pytest.raises((ValueError, OSError), match="exists"):
-        written(twice)

@@ -163,17 +163,6 @@ def test_files_newer_than_the_checkpoint_are_moved_aside(tmp_path):
     assert (path / "checkpoints/latest").read_text() == "epoch-000008.h5\n"
 
 
-def test_new_run_moves_old_checkpoints_aside(tmp_path):
-    path = tmp_path / "run"
-    finish(make(path))
-    loop = make(path, every=5)
-    loop.run(epochs=1)
-    assert sorted(p.name for p in (path / "checkpoints").glob("*.h5")) == ["epoch-000001.h5"]
-    names = {p.name for p in (path / "aside").rglob("*.h5")}
-    assert {"epoch-000008.h5", "000007-000008.h5"} <= names
-    loop.parts["store"].close()
-
-
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
 def test_damaged_newest_checkpoint_is_skipped(tmp_path, caplog, damage):
     path = tmp_path / "run"
@@ -190,13 +179,6 @@ def test_damaged_newest_checkpoint_is_skipped(tmp_path, caplog, damage):
     assert newest.name in {p.name for p in (path / "aside/epoch-000006").iterdir()}
     with pytest.raises(CheckpointError, match=r"epoch-000008\.h5: "):
         rein.resume(make(path), path / "aside/epoch-000006/epoch-000008.h5")
-
-
-def test_missing_checkpoint_raises_with_the_folder(tmp_path):
-    loop = make(tmp_path / "run")
-    for path in (tmp_path / "run", tmp_path / "none"):
-        with pytest.raises(CheckpointError, match=f"{path}: no checkpoint"):
-            rein.resume(loop, path)
 
 
 def test_other_configuration_raises_and_moves_nothing(tmp_path):
