@@ -16,7 +16,6 @@ from rein.cli import main
 from rein.envs.cartpole import CartPole
 from rein.handlers.checkpoint import checkpoint
 from rein.store.checkpoint_file import read_checkpoint, write_checkpoint
-from tests.workers import in_workers
 
 
 class Mine(PPO):
@@ -124,13 +123,6 @@ def test_seed_and_deterministic_options_determine_the_results(run, capsys):
     assert len(drawn) == 2
 
 
-def test_missing_files_and_invalid_options_raise(run, capsys):
-    assert "run.json cannot be read" in error_of(capsys, "none")
-    missing = run / "checkpoints/epoch-000009.h5"
-    assert f"no checkpoint; {run}/checkpoints has " in error_of(capsys, run, "--checkpoint", missing)
-    assert "--episodes 0: must be 1 or more" in error_of(capsys, run, "--episodes", 0)
-
-
 def test_render_human_opens_a_window(work_folder, capsys, monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     environment = rein.envs.wrappers.TimeLimit(rein.make("CartPole-v1", num_envs=2, seed=0), 20)
@@ -182,14 +174,6 @@ def test_environment_option_of_wrong_type_raises(run, capsys, name, text):
     assert text in error
 
 
-def test_error_without_checkpoint_explains_how_to_save_one(work_folder, capsys):
-    store = rein.HDF5Store("new")
-    make_loop(PPO, store).run()
-    store.close()
-    for words in ([], ["--best"]):
-        assert "the run has not saved any yet; call `checkpoint(loop, store)` before" in error_of(capsys, "new", *words)
-
-
 def test_recipe_rebuilds_an_agent_without_saved_spaces(work_folder, capsys):
     main(["train", "gridworld", "--quiet", "--no-stop-when-solved", "--run", "grid", "--epochs", "2"])
     newest = Path("grid/checkpoints/epoch-000002.h5")
@@ -217,16 +201,3 @@ def test_fps_option_sets_the_frame_rate(run, work_folder, capsys):
     ).stderr
     assert " 12 fps" in text
     assert "--video" in error_of(capsys, run, "--fps", 12)
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-def test_run_in_processes_is_evaluated(work_folder, capsys):
-    environment = in_workers("CartPole-v1", 2, 0, max_episode_steps=9)
-    agent = PPO(environment.single_observation_space, environment.single_action_space, hidden=(8,), seed=0)
-    store = rein.HDF5Store("run")
-    loop = rein.training_loop(agent, environment, store, epochs=1, iterations=8)
-    checkpoint(loop, store, every=1)
-    loop.run()
-    store.close()
-    environment.close()
-    assert "episodes  3, 3 of them truncated" in output_of(capsys, "run", "--episodes", 3)

@@ -80,10 +80,7 @@ def test_changed_configuration_raises_with_the_differences(work_folder, capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["resume"], "rein resume PATH"),
-        (["resume", "nowhere"], "nowhere/run.json: cannot be read, so the run cannot be resumed"),
         (["resume", "odd"], "odd/run.json: does not name the recipe of the run"),
-        (["train", "gridworld", "--resume"], "--resume: give the run with --run PATH"),
         (["train", "gridworld", "--checkpoint-every", "-1"], "--checkpoint-every -1"),
     ],
 )
@@ -94,14 +91,6 @@ def test_error_names_why_a_run_cannot_be_resumed(work_folder, capsys, words, tex
         main(words)
     assert ended.value.code == 1
     assert text in capsys.readouterr().err
-
-
-def test_error_for_an_existing_folder_suggests_resuming(work_folder, capsys):
-    main([*TRAIN, "--run", "mine", "--epochs", "1"])
-    with pytest.raises(SystemExit):
-        main([*TRAIN, "--run", "mine"])
-    error = capsys.readouterr().err
-    assert "`rein resume mine`" in error and "--resume" in error
 
 
 def test_checkpoint_every_saves_periodically_and_at_the_end(work_folder):

@@ -156,14 +156,6 @@ def test_latest_return_is_shown(slow_step: Callable[[State], None]) -> None:
     assert all("return 7.5" in line for line in file.getvalue().splitlines())
 
 
-def test_missing_return_is_not_shown(slow_step: Callable[[State], None]) -> None:
-    file = io.StringIO()
-    loop = Loop(slow_step, iterations=10)
-    progress(loop, file=file)
-    loop.run()
-    assert "return" not in file.getvalue()
-
-
 def test_total_determines_fraction_and_time_left(slow_step: Callable[[State], None]) -> None:
     file = io.StringIO()
     loop = Loop(slow_step, epochs=None, iterations=4)
@@ -252,14 +244,6 @@ def test_broken_pipe_is_ignored_silently(caplog: pytest.LogCaptureFixture) -> No
     progress(loop, file=Unread())
     assert loop.run().status == "completed"
     assert caplog.text == ""
-
-
-def test_bar_is_drawn_at_limited_rate() -> None:
-    terminal = Terminal()
-    loop = Loop(lambda state: None, iterations=2_000)
-    progress(loop, file=terminal)
-    seconds = loop.run().clocks.seconds
-    assert len(drawn(terminal)) <= seconds / BAR_SECONDS + 4  # plus the first and last drawings
 
 
 def test_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,6 @@ def test_kept_file_is_read(path: Path, tmp_path: Path) -> None:
     run = rein.open_run(copy)
     assert run.epochs["number"].tolist() == [1, 2] and run.epochs["length"].tolist() == [20, 20]
     assert run.epochs["clocks"]["env_steps"].tolist() == [60, 120]
-    assert run.info["parts"]["environment"]["type"] == "rein.envs.gridworld.Gridworld"
     batch = run.transitions()[:]
     following = batch.next_observation.long()
     assert batch.reward.shape == (120,) and batch.valid.all()
