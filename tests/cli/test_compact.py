@@ -279,13 +279,6 @@ def test_new_folder_must_be_empty_and_outside_the_run(tmp_path):
         compact(path, tmp_path / "link")
 
 
-@pytest.mark.parametrize("words", [[], ["--fast", "new"], ["run"], ["a", "b", "c"]])
-def test_wrong_arguments_raise_with_the_usage(words, capsys):
-    with pytest.raises(SystemExit):
-        main(["compact", *words])
-    assert "rein compact RUN NEW" in capsys.readouterr().err
-
-
 def test_folder_without_trajectories_raises(tmp_path):
     with pytest.raises(StoreError, match="give the folder of a run"):
         compact(tmp_path, tmp_path / "new")

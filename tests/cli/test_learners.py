@@ -196,10 +196,3 @@ def test_mistake_with_a_population_is_explained(population: Path, words: list[st
     with pytest.raises(SystemExit):
         main([words[0], str(population), *words[1:]])
     assert word in capsys.readouterr().err
-
-
-def test_plot_over_an_option_needs_a_population(tmp_path: Path, capsys: Any) -> None:
-    main([*TRAIN, "--epochs", "1", "--run", str(tmp_path / "run")])
-    with pytest.raises(SystemExit):
-        main(["plot", str(tmp_path / "run"), "--x", "learning_rate"])
-    assert "Population" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from rein.agents.q_learning import QLearning
 from rein.agents.sac import SAC
 from rein.cli import main
 from rein.cli.options import parse
+from rein.cli.recipes import recipe_names
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment
@@ -83,6 +84,63 @@ COMMANDS = [  # words, and a part of the error message
     ("replay RUN", "--episode"),
     ("verify", "PATH"),
     ("list cartpole", "no arguments"),
+    ("show", "rein show PATH"),
+    ("show a b", "rein show PATH"),
+    ("compact", "rein compact RUN NEW"),
+    ("compact RUN", "rein compact RUN NEW"),
+    ("compact a b c", "rein compact RUN NEW"),
+    ("compact --fast new", "rein compact RUN NEW"),
+    ("evaluate RUN --fps 12", "--video"),
+    ("evaluate RUN --render human", "CartPole was not built with render_mode='human'"),
+    ("evaluate RUN --render human --video films", "cannot be combined"),
+    ("evaluate RUN --best --checkpoint RUN", "cannot be combined"),
+    ("export RUN --to csv mine", "--to csv mine: give minari and the id of a dataset"),
+    ("export RUN --to minari", "--to minari: give minari and the id of a dataset"),
+    ("export RUN --to", "--to"),
+    ("export RUN --to onnx policy.pt2", "must end in .onnx"),
+    ("export RUN --to onnx a.onnx b.onnx", "give minari"),
+    ("export RUN --to onnx --author me", "--author has no effect"),
+    ("export RUN --to onnx --environment unknown_module:make", "unknown_module"),
+    ("plot RUN --field action", "give the number of an episode with --episode N"),
+    ("plot RUN --episode 1 --field no_such", "no field 'no_such'; the fields are action, observation"),
+    ("plot RUN --episode 99999", "no episode 99999; "),
+    ("plot RUN --paths --values", "give one of"),
+    ("plot RUN --paths", "need a run in the Gridworld, not in rein.envs.cartpole.CartPole"),
+    ("plot RUN RUN --values", "need a single run, got 2"),
+    ("plot RUN --output curves.nothing", "nothing"),
+    ("plot RUN --x learning_rate", "Population"),
+    ("replay RUN --episode 99999", "no episode 99999; "),
+    ("replay RUN --episode 1 2 --video film.mp4", "a video shows one episode"),
+    ("replay RUN --episode 1 --video no/such/film.mp4", "the folder no/such does not exist"),
+    ("replay RUN --episode 1 --environment cartpole", "my_module:make"),
+    ("replay RUN --episode 1 --video video.txt", ".mp4"),
+    ("replay RUN --episode 1 --video video", ".mp4"),
+    ("replay RUN --episode 1 --video video.mp4 --fps 0", "--fps 0"),
+    ("replay RUN --episode 1 --fps 10", "--video"),
+    ("train gridworld --checkpoint-every -1", "--checkpoint-every -1"),
+    ("train gridworld --seeds 0-x", "0-9"),
+    ("train gridworld --seeds 0-1 --seed 3", "give one of the two"),
+    ("train gridworld --seeds 0-1 --jobs 0", "--jobs 0"),
+    ("train gridworld --seeds 0-1 --lr 3", "--learning-rate"),
+    ("train gridworld --seeds 0-1 --run .", "exists"),
+    ("train gridworld --seeds 0-1 --resume", "--run"),
+    ("train gridworld --jobs 2", "--seeds"),
+    ("train --config missing.toml", "missing.toml"),
+    ("train --config", "--config needs a value"),
+    ("train --config --quiet", "--config needs a value"),
+    ("train --config a --like b", "one of the two"),
+    ("train --like missing", "repeated"),
+    ("sweep", "name a recipe"),
+    ("sweep gridworld", "--param"),
+    ("sweep gridworld --param gamma=0..1 --param gamma=0..1", "twice"),
+    ("sweep gridworld --param gamma=0..1 --gamma 0.5", "twice"),
+    ("sweep gridworld --param gamma=0..1 --trials 0", "--trials 0"),
+    ("sweep gridworld --param gamma=0..1 --run RUN --resume", "remove it"),
+    ("sweep gridworld --param gamma=0..1 --run RUN", "not the folder of a sweep"),
+    ("sweep gridworld --param gamma=0..1 --gama 0.5", "--gamma"),
+    ("tune gridworld", "rein sweep"),
+    ("fly", "unknown command 'fly'; the commands are train, resume, sweep, evaluate, runs, show, "),
+    ("train zzz", f"the recipes are {', '.join(recipe_names())}."),
 ]
 
 
@@ -90,7 +148,7 @@ COMMANDS = [  # words, and a part of the error message
 def run(tmp_path_factory):
     """A short run."""
     folder = tmp_path_factory.mktemp("newcomers") / "run"
-    words = ["train", "cartpole", "--num-envs", "4", "--iterations", "8", "--epochs", "2", "--minibatches", "2"]
+    words = ["train", "cartpole", "--num-envs", "4", "--iterations", "40", "--epochs", "2", "--minibatches", "2"]
     main([*words, "--quiet", "--run", str(folder)])
     return folder
 
@@ -408,12 +466,6 @@ def test_open_run_without_finished_files_raises(tmp_path):
         pytest.raises(rein.StoreError, match="no file is finished"),
     ):
         rein.open_run(store.path)
-
-
-def test_opening_a_file_of_junk_raises(tmp_path):
-    (tmp_path / "junk.h5").write_bytes(b"junk" * 1000)
-    with pytest.raises(rein.StoreError, match=r"junk\.h5"):
-        rein.open_run(tmp_path / "junk.h5")
 
 
 @pytest.mark.parametrize("exist", ["error", "resume", "new"])

@@ -77,12 +77,6 @@ def reward_field():
     return make_trajectory(1).fields["reward"]
 
 
-@pytest.mark.parametrize("arguments", [[], ["a", "b"], ["--all"]])
-def test_wrong_arguments_raise_with_the_usage(arguments):
-    with pytest.raises(ValueError, match="rein show PATH"):
-        show_command(arguments)
-
-
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["a", "--help"]])
 def test_help_shows_the_usage(arguments, output):
     show_command(arguments)

@@ -56,20 +56,6 @@ def test_dataset_matches_create_dataset(name: str) -> None:
     assert described(file["ours"]) == described(file["theirs"])
 
 
-@pytest.mark.parametrize("name", ["int64", "bool"])
-def test_chunked_dataset_matches_create_dataset(name: str) -> None:
-    array = np.tile(ARRAYS[name], (50, *(1,) * (ARRAYS[name].ndim - 1)))
-    chunks = (16, *array.shape[1:])
-
-    def both(file: Any) -> None:
-        objects.add_dataset(file, "ours", array, chunks=chunks)
-        file.create_dataset("theirs", data=array, chunks=chunks, compression="gzip", compression_opts=1, shuffle=True)
-
-    file = written(both)
-    assert described(file["ours"]) == described(file["theirs"])
-    assert described(file["ours"])["filters"]
-
-
 def test_rows_are_written_at_their_position() -> None:
     array = ARRAYS["float32"]
 

@@ -101,8 +101,9 @@ def test_resumed_run_with_random_seeds_equals_an_uninterrupted_run(tmp_path, at)
     same_trajectories(tmp_path / "whole", path)
 
 
-@pytest.mark.parametrize("name", ["part", "my part", "a.b"])
-@pytest.mark.parametrize("value", [(1, 2), ([1, 2], [1, 3]), ({"a": 1}, {"a": 2})])
+@pytest.mark.parametrize(
+    ("name", "value"), [("part", (1, 2)), ("my part", ([1, 2], [1, 3])), ("a.b", ({"a": 1}, {"a": 2}))]
+)
 def test_random_configuration_values_are_not_compared(tmp_path, name, value):
     class Part:
         def __init__(self, drawn: Any, chosen: int) -> None:
