@@ -15,7 +15,7 @@ import pytest
 
 import rein
 from rein.files import absolute
-from rein.handlers.loggers.attach import attach
+from rein.handlers.loggers.attach import Axis, attach
 from rein.handlers.loggers.mlflow import MlflowLogger
 from rein.handlers.loggers.tensorboard import TensorBoardLogger
 from rein.handlers.loggers.wandb import WandbLogger
@@ -104,6 +104,13 @@ def test_default_clock_is_env_steps_or_iterations(
     assert drawn == steps
     assert [entry[0] for entry in calls if isinstance(entry, tuple) and isinstance(entry[1], dict)] == steps
     assert [entry[2] for entry in client.calls if len(entry) == 4] == steps
+
+
+def test_axis_is_selected_when_a_clock_has_advanced() -> None:
+    axis = Axis("logger", None)
+    assert axis.step({"env_steps": 0, "updates": 0, "iterations": 0}) == 0
+    assert axis.step({"env_steps": 7, "updates": 2, "iterations": 1}) == 7
+    assert Axis("logger", "seconds").step({"env_steps": 7, "seconds": 2.5}) == 2
 
 
 def record_wandb(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

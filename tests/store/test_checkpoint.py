@@ -154,6 +154,7 @@ def test_differences_ignore_speed_options_and_random_seeds():
     mine = {"agent": {"config": {"threads": 2, "device": "cpu", "seed": None, "gamma": 0.9}}}
     assert differences(theirs, mine) == []
     assert differences({"seed": 5}, {"seed": 6}) == ["seed was 5 and is 6"]
+    assert differences({"a": {"x": nan, "y": [1, 2]}}, {"a": {"x": nan, "y": [1, 3]}}) == ["a.y.1 was 2 and is 3"]
 
 
 def test_agent_with_another_seed_is_loaded(tmp_path):
