@@ -24,6 +24,7 @@ from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.testing.store import make_trajectory, with_fields
 from rein.types import Episodes, Trajectory
+from tests.store.trajectory_files import write
 
 N = 3
 
@@ -94,14 +95,6 @@ def simulate(
             )
         )  # fmt: skip
     return trajectories, known + [k._replace(episode=-1) for n in range(N) for k in made[n]]
-
-
-def write(path: Path, trajectories: list[Trajectory], **options: Any) -> Path:
-    store = HDF5Store(path, **options)
-    for trajectory in trajectories:
-        store.append(trajectory)
-    store.close()
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -6,18 +6,9 @@ import pytest
 
 from rein.errors import StoreError
 from rein.store.hdf5 import HDF5Store
-from rein.store.reader import open_run
 from rein.testing.store import assert_equal, make_trajectory
 from tests import programs
-
-
-def read(path):
-    run = open_run(path)
-    return [run.trajectory(epoch) for epoch in run.epochs["number"]]
-
-
-def names(path):
-    return sorted(file.name for file in (path / "trajectories").iterdir())
+from tests.store.trajectory_files import names, read
 
 
 def test_existing_folder_raises_with_advice(tmp_path):

@@ -12,6 +12,7 @@ from rein.store.format.mapping import MappedFile
 from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.testing.store import assert_equal, make_trajectory
+from tests.store.trajectory_files import write
 
 
 def test_followed_run_sees_only_finished_files(tmp_path):
@@ -55,17 +56,15 @@ def test_iteration_includes_files_finished_meanwhile(tmp_path):
 
 def test_split_epoch_appears_when_all_parts_exist(tmp_path):
     trajectory = make_trajectory(1, steps=200)
-    store = HDF5Store(tmp_path / "run", max_bytes=60_000)
-    store.append(trajectory)
-    store.close()
-    whole = open_run(store.path)
+    path = write(tmp_path / "run", [trajectory], max_bytes=60_000)
+    whole = open_run(path)
     assert len(whole.files) > 2
     last = whole.files[-1]
     away = last.rename(tmp_path / last.name)
-    run = open_run(store.path, follow=True)
+    run = open_run(path, follow=True)
     assert run.epochs["number"].tolist() == []
     with pytest.raises(StoreError, match="a part of its only epoch is missing"):
-        _ = open_run(store.path).epochs
+        _ = open_run(path).epochs
     away.rename(last)
     assert run.refresh()
     assert_equal([run.trajectory(1)], [trajectory])
@@ -108,10 +107,7 @@ def test_iteration_skips_files_that_the_writer_removed(tmp_path):
 
 def test_files_of_two_runs_in_one_folder_raise(tmp_path):
     for name, epochs in (("a", (1, 2)), ("b", (2, 3))):
-        store = HDF5Store(tmp_path / name)
-        for epoch in epochs:
-            store.append(make_trajectory(epoch))
-        store.close()
+        write(tmp_path / name, (make_trajectory(epoch) for epoch in epochs))
     (tmp_path / "b/trajectories/000002-000003.h5").rename(tmp_path / "a/trajectories/000002-000003.h5")
     with pytest.raises(
         StoreError, match=r"000002-000003\.h5: begins with epoch 2, but the file before it ends with epoch 2"

@@ -13,8 +13,8 @@ import pytest
 from rein.errors import StoreError
 from rein.store.format import sealed
 from rein.store.hdf5 import HDF5Store
-from rein.store.reader import open_run
 from rein.testing.store import assert_equal, make_trajectory
+from tests.store.trajectory_files import names, read
 
 
 class FullDisk:
@@ -31,15 +31,6 @@ class FullDisk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.room -= 1
         return os.write(descriptor, data)
-
-
-def read(path):
-    run = open_run(path)
-    return [run.trajectory(epoch) for epoch in run.epochs["number"]]
-
-
-def names(path):
-    return sorted(file.name for file in (path / "trajectories").iterdir())
 
 
 def test_unclosed_store_is_written_at_exit(tmp_path):

@@ -23,6 +23,7 @@ from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.testing.store import assert_equal, make_trajectory, with_fields
 from rein.types import Trajectory
+from tests.store.trajectory_files import write
 
 NAME = "000001-000002.h5"
 
@@ -111,10 +112,7 @@ def test_files_have_at_most_max_rows(tmp_path: Path, monkeypatch: pytest.MonkeyP
     given = [make_trajectory(epoch, steps=steps) for epoch, steps in ((1, 10), (2, 25), (3, 5), (4, 4))]
     for module in (hdf5, trajectory_writer):
         monkeypatch.setattr(module, "MAX_ROWS", 30)
-    store = HDF5Store(tmp_path / "run")
-    for trajectory in given:
-        store.append(trajectory)
-    store.close()
+    write(tmp_path / "run", given)
     parts = [f"000002-part-0{number}.h5" for number in (1, 2, 3)]
     names = sorted(file.name for file in (tmp_path / "run/trajectories").iterdir())
     assert names == ["000001-000001.h5", *parts, "000003-000004.h5"]

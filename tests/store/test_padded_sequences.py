@@ -13,7 +13,8 @@ from rein.ops.trees import leaves
 from rein.store import windows as windows_module
 from rein.store.reader import open_run
 from rein.testing.store import make_trajectory
-from tests.store.test_datasets import Known, simulate, windows, write
+from tests.store.test_datasets import Known, simulate, windows
+from tests.store.trajectory_files import write
 
 
 @pytest.fixture(params=["in memory", "mapped"])
