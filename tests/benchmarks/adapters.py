@@ -14,13 +14,11 @@ import os
 os.environ.update(OMP_NUM_THREADS="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 
 import importlib.util
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from gymnasium import spaces
+from measuring import Run, in_turns, verdict
 from sizes import size
 
 from rein.envs.jax import JaxEnvironment
@@ -30,8 +28,6 @@ REPEATS, STEPS = size(15, 2), size(2000, 20)
 ANTS, ANT_STEPS = size(64, 2), size(20, 2)
 OVERHEAD = 20.0  # target in microseconds
 RATIO = 0.8  # target of the rate of env steps
-
-Run = Callable[[int], Any]  # function of a number of vector steps
 
 
 class Nothing:
@@ -54,17 +50,11 @@ class Nothing:
         return self.observation, self.reward, self.flags, self.flags, self.info
 
 
-def alternated(runs: dict[str, Run], steps: int) -> dict[str, float]:
+def compare(runs: dict[str, Run], steps: int) -> dict[str, float]:
     """Return the median CPU seconds per vector step by name."""
-    taken: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run(steps)
-    for _ in range(REPEATS):
-        for name, run in runs.items():
-            began = time.process_time()
-            run(steps)
-            taken[name].append((time.process_time() - began) / steps)
-    return {name: statistics.median(seconds) for name, seconds in taken.items()}
+    return in_turns(runs, dict.fromkeys(runs, steps), REPEATS)
 
 
 def tensors(num_envs: int, source: str) -> None:
@@ -81,10 +71,10 @@ def tensors(num_envs: int, source: str) -> None:
         for _ in range(steps):
             environment.apply_action(action)
 
-    found = alternated({"direct": direct, "adapted": adapted}, STEPS)
+    found = compare({"direct": direct, "adapted": adapted}, STEPS)
     extra = 1e6 * (found["adapted"] - found["direct"])
-    verdict = "met" if extra <= OVERHEAD else "MISSED"
-    print(f"  N = {num_envs:5}, final_observation={source!r:11} {extra:5.1f} us (target {OVERHEAD:.0f}) {verdict}")
+    target = f"(target {OVERHEAD:.0f}) {verdict(extra <= OVERHEAD)}"
+    print(f"  N = {num_envs:5}, final_observation={source!r:11} {extra:5.1f} us {target}")
 
 
 def ant(num_envs: int, steps: int) -> None:
@@ -110,11 +100,11 @@ def ant(num_envs: int, steps: int) -> None:
         for k in range(steps):
             environment.apply_action(actions[k % 64])
 
-    found = alternated({"loop": loop, "adapted": adapted}, steps)
+    found = compare({"loop": loop, "adapted": adapted}, steps)
     ratio = found["loop"] / found["adapted"]
     rates = ", ".join(f"{name} {num_envs / seconds:,.0f}" for name, seconds in found.items())
-    verdict = "met" if ratio >= RATIO else "MISSED"
-    print(f"  N = {num_envs:5}: {rates} env steps per CPU second, ratio {ratio:.2f} (target {RATIO}) {verdict}")
+    target = f"(target {RATIO}) {verdict(ratio >= RATIO)}"
+    print(f"  N = {num_envs:5}: {rates} env steps per CPU second, ratio {ratio:.2f} {target}")
 
 
 if __name__ == "__main__":

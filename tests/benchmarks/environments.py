@@ -16,15 +16,13 @@ os.environ.update(OMP_NUM_THREADS="1", XLA_FLAGS="--xla_cpu_multi_thread_eigen=f
 
 import importlib.util
 import shutil
-import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
+from measuring import Run, in_turns, seconds_of, steps_of, steps_of_vector, verdict
 from sizes import size
 
 from rein.envs.acrobot import Acrobot
@@ -41,42 +39,14 @@ TARGETS = {("eager", 1024): 0.6, ("compiled", 1024): 1.0, ("eager", 8192): 1.1}
 COMPILER = shutil.which(os.environ.get("CXX", "g++"))
 GYMNAX = importlib.util.find_spec("gymnax") is not None
 
-Run = Callable[[int], Any]  # function of a number of vector steps
-
 
 def native(kind: Any, num_envs: int, **options: Any) -> Run:
-    environment = kind(num_envs, seed=0, **options)
-    environment.reset()
-    space = environment.single_action_space
-    actions = [torch.from_numpy(drawn) for drawn in random_actions(space, num_envs)]
-
-    def run(steps: int) -> None:
-        with torch.no_grad():
-            for k in range(steps):
-                environment.apply_action(actions[k % len(actions)])
-
-    return run
-
-
-def random_actions(space: Any, num_envs: int) -> list[np.ndarray]:
-    draws = np.random.default_rng(0)
-    if isinstance(space, spaces.Discrete):
-        return [draws.integers(0, space.n, num_envs) for _ in range(64)]
-    low, high = (float(bound[0]) for bound in (space.low, space.high))
-    return [draws.uniform(low, high, (num_envs, *space.shape)).astype(np.float32) for _ in range(64)]
+    return steps_of(kind(num_envs, seed=0, **options))
 
 
 def vector(num_envs: int, mode: str) -> Run:
     """Gymnasium's vector environment: CartPole in numpy ("vector_entry_point") or a loop over N ("sync")."""
-    environment = gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode=mode)
-    environment.reset(seed=0)
-    actions = random_actions(environment.single_action_space, num_envs)
-
-    def run(steps: int) -> None:
-        for k in range(steps):
-            environment.step(actions[k % len(actions)])
-
-    return run
+    return steps_of_vector(gymnasium.make_vec("CartPole-v1", num_envs, vectorization_mode=mode))
 
 
 def gymnax(num_envs: int) -> Run:
@@ -107,29 +77,19 @@ def gymnax(num_envs: int) -> Run:
 
 
 def adapter() -> Run:
-    return native(lambda num_envs, seed: GymnasiumEnvironment("CartPole-v1", num_envs, seed), 8)
+    return steps_of(GymnasiumEnvironment("CartPole-v1", 8, 0))
 
 
 def rates(runs: Mapping[str, Run], num_envs: int) -> dict[str, float]:
     """Return env steps per CPU second by name."""
-    steps = {name: warmed_up(run) for name, run in runs.items()}
-    taken: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(REPEATS):
-        for name, run in runs.items():
-            taken[name].append(cpu(run, steps[name]) / steps[name])
-    return {name: num_envs / statistics.median(seconds) for name, seconds in taken.items()}
+    seconds = in_turns(runs, {name: warmed_up(run) for name, run in runs.items()}, REPEATS)
+    return {name: num_envs / each for name, each in seconds.items()}
 
 
 def warmed_up(run: Run) -> int:
     """Warm up and compile, and return the number of steps, in hundreds, that take `SECONDS`."""
     run(200)
-    return max(1, round(SECONDS / cpu(run, 100))) * 100
-
-
-def cpu(run: Run, steps: int) -> float:
-    began = time.process_time()
-    run(steps)
-    return time.process_time() - began
+    return max(1, round(SECONDS / (100 * seconds_of(run, 100)))) * 100
 
 
 def cartpole() -> None:
@@ -178,7 +138,7 @@ def of_gymnasium() -> None:
     print("8 CartPole-v1 of Gymnasium in a loop, env steps per CPU second")
     print(f"  a bare loop over SyncVectorEnv {got['bare']:,.0f}, GymnasiumEnvironment {got['adapter']:,.0f}: ", end="")
     over = got["bare"] / got["adapter"] - 1.0
-    print(f"{over:+.0%} of time (target +25%) {'met' if over <= 0.25 else 'MISSED'}")
+    print(f"{over:+.0%} of time (target +25%) {verdict(over <= 0.25)}")
 
 
 def row(what: Any, *cells: Any) -> None:

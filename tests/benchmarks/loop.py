@@ -8,16 +8,15 @@ Includes `pytorch-ignite` (dependency group `bench`) if it is installed.
 from __future__ import annotations
 
 import logging
-import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import blinker
+from measuring import Run, in_turns, memory, verdict
 from sizes import size
 
 import rein
@@ -30,14 +29,6 @@ except ImportError:
 
 ITERATIONS, REPEATS, IMPORTS = size(100_000, 1_000), size(7, 1), size(5, 1)
 EPOCHS, PART, WARM_UP = size(100_000, 100), size(10_000, 10), size(1_000, 10)
-
-Case = Callable[[int], float]  # iterations -> CPU nanoseconds per iteration
-
-
-def cpu(run: Callable[[], Any], iterations: int) -> float:
-    began = time.process_time_ns()
-    run()
-    return (time.process_time_ns() - began) / iterations
 
 
 def nothing(state: Any) -> None:
@@ -52,62 +43,50 @@ def handlers(number: int) -> list[Callable[[Any], None]]:
     return [lambda state: None for _ in range(number)]
 
 
-def bare(iterations: int) -> float:
+def bare(iterations: int) -> None:
     state = rein.State()
-
-    def run() -> None:
-        for _ in range(iterations):
-            state.step_state = nothing(state)
-
-    return cpu(run, iterations)
+    for _ in range(iterations):
+        state.step_state = nothing(state)
 
 
-def closures(iterations: int) -> float:
+def closures(iterations: int) -> None:
     state, attached = rein.State(), handlers(10)
-
-    def run() -> None:
-        for _ in range(iterations):
-            for handler in attached:
-                handler(state)
-
-    return cpu(run, iterations)
+    for _ in range(iterations):
+        for handler in attached:
+            handler(state)
 
 
-def send(iterations: int) -> float:
+def send(iterations: int) -> None:
     signal = blinker.Signal()
     receiver: Callable[..., None] = lambda sender, state: None  # noqa: E731  # short
     signal.connect(receiver)
-
-    def run() -> None:
-        for _ in range(iterations):
-            signal.send(signal, state=None)
-
-    return cpu(run, iterations)
+    for _ in range(iterations):
+        signal.send(signal, state=None)
 
 
-def of_rein(number: int = 0, step: Callable[[rein.State], None] = nothing, **filters: Any) -> Case:
-    def case(iterations: int) -> float:
+def of_rein(number: int = 0, step: Callable[[rein.State], None] = nothing, **filters: Any) -> Run:
+    def run(iterations: int) -> None:
         loop = rein.Loop(step)
         for handler in handlers(number):
             loop.iteration_completed.attach(handler, **filters)
-        return cpu(lambda: loop.run(iterations=iterations), iterations)
+        loop.run(iterations=iterations)
 
-    return case
+    return run
 
 
-def of_ignite(number: int = 0, **filters: Any) -> Case:
-    def case(iterations: int) -> float:
+def of_ignite(number: int = 0, **filters: Any) -> Run:
+    def run(iterations: int) -> None:
         engine = Engine(lambda engine, batch: None)
         engine.logger.setLevel(logging.ERROR)
         for handler in handlers(number):
             completed = Events.ITERATION_COMPLETED
             engine.add_event_handler(completed(**filters) if filters else completed, handler)
-        return cpu(lambda: engine.run(None, max_epochs=1, epoch_length=iterations), iterations)
+        engine.run(None, max_epochs=1, epoch_length=iterations)
 
-    return case
+    return run
 
 
-CASES: dict[str, Case] = {
+CASES: dict[str, Run] = {
     "bare": bare,
     "closures": closures,
     "send": send,
@@ -117,7 +96,7 @@ CASES: dict[str, Case] = {
     "rein advance": of_rein(0, advance),
     "rein clock": of_rein(10, advance, every=100, unit="env_steps"),
 }
-PEER: dict[str, Case] = {
+PEER: dict[str, Run] = {
     "ignite": of_ignite(),
     "ignite 10": of_ignite(10),
     "ignite every": of_ignite(10, every=100),
@@ -128,11 +107,8 @@ def per_iteration() -> None:
     cases = CASES | (PEER if ignite else {})
     for case in cases.values():
         case(ITERATIONS // 10)  # warm up
-    taken: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(REPEATS):
-        for name, case in cases.items():
-            taken[name].append(case(ITERATIONS))
-    ns = {name: statistics.median(values) for name, values in taken.items()}
+    seconds = in_turns(cases, dict.fromkeys(cases, ITERATIONS), REPEATS)
+    ns = {name: 1e9 * each for name, each in seconds.items()}
     ns |= dict.fromkeys(PEER.keys() - ns.keys(), float("nan"))
     version = ignite.__version__ if ignite else "absent: pip install pytorch-ignite==0.5.5"
     print(f"CPU ns per iteration, medians of {REPEATS} x {ITERATIONS:,}; pytorch-ignite {version}")
@@ -146,15 +122,8 @@ def per_iteration() -> None:
 
 
 def compare(name: str, ours: float, target: float, theirs: float) -> None:
-    verdict, known = "met" if ours <= target else "MISSED", theirs == theirs
-    row(
-        name,
-        f"{ours:.0f}",
-        f"{target:.0f}",
-        verdict,
-        f"{theirs:.0f}" if known else "",
-        known and f"{theirs / ours:.1f}x",
-    )
+    peer = (f"{theirs:.0f}", f"{theirs / ours:.1f}x") if theirs == theirs else ()
+    row(name, f"{ours:.0f}", f"{target:.0f}", verdict(ours <= target), *peer)
 
 
 def row(what: str, *cells: Any) -> None:
@@ -170,20 +139,12 @@ def many_epochs() -> None:
         if state.epoch in (WARM_UP, WARM_UP + PART, total - PART, total):
             at[state.epoch] = time.process_time()
         if state.epoch in (WARM_UP, total):
-            grown = resident() - grown
+            grown = memory() - grown
     first, last = at[WARM_UP + PART] - at[WARM_UP], at[total] - at[total - PART]
     print(f"{EPOCHS:,} epochs of one iteration, after a warm-up of {WARM_UP:,}")
     times = f"the first {PART:,} took {first:.3f} s, the last {last:.3f} s of CPU"
     print(f"  {times}: ratio {last / first:.2f} (target 1.2)")
-    print(f"  memory increased by {grown:.1f} MB (target 20)\n")
-
-
-def resident() -> float:
-    """Return the resident memory of this process in megabytes."""
-    pages = Path("/proc/self/statm")
-    if not pages.exists():
-        return float("nan")
-    return int(pages.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    print(f"  memory increased by {grown:.1f} MiB (target 20)\n")
 
 
 def imports() -> None:
@@ -196,7 +157,7 @@ def imports() -> None:
     torch, own = (statistics.median(taken) for taken in seconds.values())
     print(f"imports, medians of {IMPORTS} fresh processes")
     print("  " + ", ".join(f"`{imported}` {statistics.median(taken):.2f} CPU s" for imported, taken in seconds.items()))
-    print(f"  {own - torch:+.2f} s (target 0.3) {'met' if own - torch <= 0.3 else 'MISSED'}")
+    print(f"  {own - torch:+.2f} s (target 0.3) {verdict(own - torch <= 0.3)}")
 
 
 if __name__ == "__main__":

@@ -16,27 +16,23 @@ import argparse
 import importlib
 import importlib.util
 import json
-import os
 import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from measuring import Rounds, run_workers, serve
 from sizes import size
 
 OBSERVATION, ACTION, BATCH, HIDDEN, ROWS = 17, 6, size(256, 8), size((256, 256), (8, 8)), size(100_000, 800)
 REPEATS, UPDATES, SAMPLES, PUSHES = size(7, 1), size(100, 2), size(2_000, 2), size(20, 1)  # of each round
-ALONE = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 PRODUCTS = "mm", "addmm", "bmm", "baddbmm"
 AGENTS = "SAC", "TD3", "DDPG", "DQN"
 SB3 = importlib.util.find_spec("stable_baselines3") is not None
 PARTS = "updates", "replay"
 
 LIKE_SB3 = {"DQN": {"double": False, "tau": 1.0, "target_frequency": 10_000}}  # SB3's defaults
-
-Rounds = Iterator[int]  # updates, env steps or samples of each round
 
 
 def spaces_of(name: str) -> tuple[Any, Any]:
@@ -143,7 +139,7 @@ def sb3_updates(name: str) -> Rounds:
         yield UPDATES
 
 
-def replay(what: str) -> Rounds:
+def replay(name: str) -> Rounds:
     """Measure rein's replay: `push` (env steps), `sample` or `prioritized` (samples)."""
     import torch
 
@@ -152,14 +148,14 @@ def replay(what: str) -> Rounds:
 
     stream, drawing = transitions("SAC"), torch.Generator().manual_seed(0)
     some = [next(stream) for _ in range(100)]
-    kept = (PrioritizedReplay if what == "prioritized" else Replay)(1_000_000)
+    kept = (PrioritizedReplay if name == "prioritized" else Replay)(1_000_000)
     while len(kept) < ROWS:
         for transition in some:
             kept.append(transition)
     error_B = torch.rand(BATCH)
     yield 0
     while True:
-        if what == "push":
+        if name == "push":
             for _ in range(PUSHES):
                 for transition in some:
                     kept.append(transition)
@@ -174,7 +170,7 @@ def replay(what: str) -> Rounds:
         yield SAMPLES
 
 
-def sb3_replay(what: str) -> Rounds:
+def sb3_replay(name: str) -> Rounds:
     import numpy as np
     from stable_baselines3.common.buffers import ReplayBuffer
 
@@ -186,7 +182,7 @@ def sb3_replay(what: str) -> Rounds:
         kept.add(*row, [{}] * 8)
     yield 0
     while True:
-        if what == "push":
+        if name == "push":
             for _ in range(100 * PUSHES):
                 kept.add(*row, [{}] * 8)
             yield 800 * PUSHES
@@ -205,41 +201,12 @@ WORKERS: dict[str, Callable[..., Rounds]] = {
 }
 
 
-def serve(rounds: Rounds) -> None:
-    """Run a round for each line of the standard input, and print its rate per CPU second."""
-    import torch
-
-    torch.set_num_threads(1)
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # keep output of libraries out of the answers
-    for _ in sys.stdin:
-        before = time.process_time()
-        done = next(rounds)
-        print(json.dumps(done / (time.process_time() - before)), file=answers)
-
-
-def measure(specs: Mapping[str, tuple[Any, ...]], repeats: int) -> dict[str, list[float]]:
-    """Return the rates of the rounds by label. Workers are (name, positional arguments, options)."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    workers = {
-        label: subprocess.Popen(
-            [sys.executable, __file__, "--worker", json.dumps(spec)], env=os.environ | ALONE, **pipes
-        )
-        for label, spec in specs.items()
-    }
-    rates: dict[str, list[float]] = {label: [] for label in specs}
-    for number in range(2 + repeats):  # the first round builds, the second warms up or compiles
-        for label, worker in workers.items():
-            print("go", file=worker.stdin, flush=True)
-            answer = worker.stdout.readline()
-            if not answer:
-                raise SystemExit(f"{label}: the worker died with status {worker.wait()}")
-            if number > 1:
-                rates[label].append(json.loads(answer))
-    for worker in workers.values():
-        worker.stdin.close()
-        worker.wait()
-    return rates
+def measure(specs: Mapping[str, tuple[str, dict[str, Any]]], repeats: int) -> dict[str, list[float]]:
+    """Return the rates of the rounds by label. Workers are (name, options)."""
+    found = run_workers(Path(__file__), specs, repeats)
+    if died := [f"{label}: {error}" for label, error in found.items() if isinstance(error, str)]:
+        raise SystemExit("\n".join(died))
+    return {label: [one.steps / one.cpu for one in samples[2:]] for label, samples in found.items()}
 
 
 def table(rates: Mapping[str, list[float]], unit: str) -> None:
@@ -255,6 +222,9 @@ def table(rates: Mapping[str, list[float]], unit: str) -> None:
 
 
 def main() -> None:
+    if sys.argv[1:2] and sys.argv[1] in WORKERS and sys.argv[2:3] and sys.argv[2].startswith("{"):
+        serve(WORKERS[sys.argv[1]](**json.loads(sys.argv[2])))
+        return
     parser = argparse.ArgumentParser(
         description="Measure learning from replay buffers, and compare it with Stable-Baselines3."
     )
@@ -266,29 +236,24 @@ def main() -> None:
     parser.add_argument(
         "--repeated", action="store_true", help="add rows of an agent's operations and matrix products only"
     )
-    parser.add_argument("--worker", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        name, arguments, how = options.worker
-        serve(WORKERS[name](*arguments, **how))
-        return
     if not SB3:
         print("Stable-Baselines3: not installed: pip install stable-baselines3==2.9.2\n")
     for part in options.parts or PARTS:
-        specs: dict[str, tuple[Any, ...]] = {}
+        specs: dict[str, tuple[str, dict[str, Any]]] = {}
         names = options.agents if part == "updates" else ("push", "sample", "prioritized")
         for name in names:
-            like = LIKE_SB3.get(name, {})
-            specs[f"{name}, rein"] = part, [name], like
+            like = {"name": name, **LIKE_SB3.get(name, {})}
+            specs[f"{name}, rein"] = part, like
             if part == "updates" and options.compile:
-                specs[f"{name}, rein, compile"] = part, [name], {**like, "compile": True}
+                specs[f"{name}, rein, compile"] = part, {**like, "compile": True}
             if part == "updates" and options.mkl:
-                specs[f"{name}, rein, MKL"] = part, [name], {**like, "mkl": True}
+                specs[f"{name}, rein, MKL"] = part, {**like, "mkl": True}
             if part == "updates" and options.repeated:
-                specs[f"{name}, operations alone"] = "repeated", [name, False], like
-                specs[f"{name}, products alone"] = "repeated", [name, True], like
+                specs[f"{name}, operations alone"] = "repeated", {**like, "products": False}
+                specs[f"{name}, products alone"] = "repeated", {**like, "products": True}
             if SB3 and name != "prioritized":  # SB3 has no prioritized replay
-                specs[f"{name}, SB3"] = f"sb3_{part}", [name], {}
+                specs[f"{name}, SB3"] = f"sb3_{part}", {"name": name}
         table(measure(specs, options.repeats), "updates" if part == "updates" else "env steps, or samples")
 
 

@@ -33,6 +33,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from measuring import memory
 from ppo import line, measure, table
 from sizes import size
 
@@ -135,19 +136,13 @@ def print_memory(learners: int) -> None:
     """Print the MiB of the state, and those of this process when built, after 5 and 10 epochs, and at its peak."""
     env = rein.envs.CartPole(learners * ENVS, seed=0)
     agent = rein.Population(rein.PPO, env, learners=learners, seed=0, hidden=(64, 64), **OPTIONS)
-    loop, found = rein.training_loop(agent, env, iterations=STEPS), [resident("VmRSS")]
+    loop, found = rein.training_loop(agent, env, iterations=STEPS), [memory()]
     for epochs in (5, 10):
         loop.run(epochs=epochs)
-        found.append(resident("VmRSS"))
-    found.append(resident("VmHWM"))
+        found.append(memory())
+    found.append(memory("VmHWM"))
     size = sum(x.numel() * x.element_size() for _, x in leaves(agent.state_dict()) if isinstance(x, torch.Tensor))
     print(json.dumps([size / 2**20, *found]))
-
-
-def resident(name: str) -> float:
-    """Return the MiB of an entry of /proc/self/status."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(text.split()[1]) for text in lines if text.startswith(f"{name}:")) / 2**10
 
 
 def compare_with_purejaxrl(checkout: Path | None, repeats: int) -> None:

@@ -12,21 +12,20 @@ Needs Stable-Baselines3 (dependency group `bench`). PureJaxRL is included if `--
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import itertools
 import json
 import os
 import re
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from measuring import ALONE, CORES, Sample, pinned, run_workers
 from sizes import size
 
 PARTS = "solve", "throughput", "adapter"
@@ -37,21 +36,6 @@ SOLVE_OPTIONS = size([], ["--epochs", "2"])
 PEERS = Path(__file__).with_name("ppo_peers.py")
 SB3 = importlib.util.find_spec("stable_baselines3") is not None
 SB3_MISSING = "not installed: pip install stable-baselines3==2.9.2"
-CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-
-ALONE = {
-    "OMP_NUM_THREADS": "1",
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # compile in the process that is measured
-}
-
-
-class Sample(NamedTuple):
-    """Result of one round of a worker."""
-
-    env_steps: int
-    cpu: float
-    wall: float
 
 
 class Row(NamedTuple):
@@ -63,90 +47,16 @@ class Row(NamedTuple):
     compile: float
 
 
-class Worker:
-    """Child process, or several that learn together, that runs rounds on request."""
-
-    def __init__(self, name: str, options: Mapping[str, Any], cache: str, cores: int = 1, processes: int = 1) -> None:
-        self.samples: list[Sample] = []
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (`close` closes it)
-        command = [sys.executable, str(PEERS), name, json.dumps(options)]
-        environment = os.environ | ALONE | {"TORCHINDUCTOR_CACHE_DIR": cache}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
-        with pinned(cores):
-            self._processes = [
-                subprocess.Popen(command, env=environment | place, text=True, **pipes) for place in places(processes)
-            ]
-
-    def round(self) -> None:
-        """Run a round. With several processes, its wall time is that of the slowest. Does nothing if one has died."""
-        if any(process.poll() is not None for process in self._processes):
-            return
-        for process in self._processes:
-            with contextlib.suppress(BrokenPipeError):
-                print("go", file=process.stdin, flush=True)
-        answers = [process.stdout.readline() for process in self._processes if process.stdout is not None]
-        if all(answers):
-            steps, cpu, wall = zip(*map(json.loads, answers), strict=True)
-            self.samples.append(Sample(sum(steps), sum(cpu), max(wall)))
-        else:
-            for process in self._processes:
-                process.wait()
-
-    def close(self) -> str:
-        """End the processes. Returns the error if one has died, otherwise an empty string."""
-        died = [process.returncode for process in self._processes if process.poll() is not None]
-        for process in self._processes:
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-        for process in self._processes:
-            process.wait()
-        with self._errors as errors:
-            errors.seek(0)
-            output = errors.read().strip()
-        raised = re.findall(r"^[\w.]*(?:Error|Exception)\b.*", output, re.MULTILINE)  # notes may follow the error
-        return "" if not died else raised[-1] if raised else f"{output[-200:]} (status {died[0]})"
-
-    def row(self) -> Row:
-        built, first, *rounds = self.samples
-        cpu, wall = (statistics.median(getattr(one, clock) for one in rounds) for clock in ("cpu", "wall"))
-        return Row(first.env_steps / cpu, first.env_steps / wall, built.cpu, first.cpu - cpu)
-
-
-def places(processes: int) -> list[dict[str, str]]:
-    """Return the environment variables that torchrun sets for each process; empty for one process."""
-    if processes == 1:
-        return [{}]
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(processes)}
-    return [shared | {"RANK": str(rank)} for rank in range(processes)]
-
-
-@contextlib.contextmanager
-def pinned(cores: int) -> Iterator[None]:
-    """Context manager: processes started within it run on the first `cores` cores."""
-    if CORES:
-        os.sched_setaffinity(0, CORES[:cores])
-    try:
-        yield
-    finally:
-        if CORES:
-            os.sched_setaffinity(0, CORES)
+def row_of(samples: list[Sample]) -> Row:
+    built, first, *rounds = samples
+    cpu, wall = (statistics.median(getattr(one, clock) for one in rounds) for clock in ("cpu", "wall"))
+    return Row(first.steps / cpu, first.steps / wall, built.cpu, first.cpu - cpu)
 
 
 def measure(specs: Mapping[str, tuple[Any, ...]], repeats: int) -> dict[str, Row | str]:
     """Return the result or the error of each worker (name, options, cores, processes) by label."""
-    with tempfile.TemporaryDirectory() as cache:
-        workers = {
-            label: Worker(name, options, f"{cache}/{number}", *rest)
-            for number, (label, (name, options, *rest)) in enumerate(specs.items())
-        }
-        for _ in range(2 + repeats):
-            for worker in workers.values():
-                worker.round()
-        errors = {label: worker.close() for label, worker in workers.items()}
-    return {label: errors[label] or worker.row() for label, worker in workers.items()}
+    found = run_workers(PEERS, specs, repeats)
+    return {label: samples if isinstance(samples, str) else row_of(samples) for label, samples in found.items()}
 
 
 def solve(seeds: int, **_: Any) -> None:

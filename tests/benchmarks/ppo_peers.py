@@ -2,27 +2,20 @@
 
 Usage: `python ppo_peers.py NAME OPTIONS`, options as JSON.
 
-A worker is a generator. It yields once when it is built, and then the env steps of each round. It runs a round for each
-line of the standard input, and prints [env steps, CPU seconds, wall seconds]. Times include child processes, such as
-compilers.
+A worker is a generator. It yields once when it is built, and then the env steps of each round.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
-import resource
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+from measuring import Rounds, serve
 from sizes import size
-
-Rounds = Iterator[int]  # env steps of each round
 
 SOLVED = 475.0
 SPAN = size(32, 1)  # rollouts of a round of `adapter`
@@ -159,20 +152,6 @@ def sb3_solve(seed: int) -> None:
 
 
 WORKERS = {"rein": rein, "population": population, "purejaxrl": purejaxrl, "adapter": adapter, "sb3": sb3}
-
-
-def serve(rounds: Rounds) -> None:
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # keep output of libraries out of the answers
-    for _ in sys.stdin:
-        cpu, wall = cpu_seconds(), time.perf_counter()
-        steps = next(rounds)
-        print(json.dumps([steps, cpu_seconds() - cpu, time.perf_counter() - wall]), file=answers)
-
-
-def cpu_seconds() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def main(words: list[str]) -> None:

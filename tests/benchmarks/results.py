@@ -159,11 +159,8 @@ def of_probe(name: str, seed: int, folder: Path, **budget: Any) -> dict[str, Any
 
     kind, num_envs, iterations, epochs = (budget.pop(key) for key in ("probe", "num_envs", "iterations", "rounds"))
     environment = getattr(jaxdem, kind)(num_envs, seed=seed)
-    spaces = environment.single_observation_space, environment.single_action_space
-    agent = PPO(*spaces, rollout_steps=iterations, update_epochs=1, seed=seed, **budget)
-    store = rein.HDF5Store(folder)
-    final = rein.train(agent, environment, store, **{"epochs": epochs, "iterations": iterations, **SHORT})
-    store.close()
+    agent = PPO(environment, rollout_steps=iterations, update_epochs=1, seed=seed, **budget)
+    final = rein.train(agent, environment, folder, **{"epochs": epochs, "iterations": iterations, **SHORT})
     with torch.no_grad():
         mean = agent.networks(agent.networks.preprocess(torch.zeros(1, 1)))[0].mode()
     return {"score": float(mean), "env_steps": final.clocks.env_steps, "solved": None}
@@ -180,13 +177,10 @@ def of_own_probe(name: str, seed: int, folder: Path, key: str) -> dict[str, Any]
     kinds |= {"corridor": probes.Corridor, "fork": probes.Fork, "reach": probes.Reach}
     kinds["continuous-corridor"] = functools.partial(probes.Corridor, continuous=True)
     environment = kinds[key](64, seed=seed)
-    spaces = environment.single_observation_space, environment.single_action_space
     budget = {"rollout_steps": 16, "hidden": (32,), "learning_rate": linear(1e-2, 1e-3, env_steps=200 * 1024)}
     budget |= {"gamma": 0.9, "entropy_coefficient": 0.01, "log_std": -0.7 if key == "reach" else 0.0}
-    agent = PPO(*spaces, seed=seed, **budget)
-    store = rein.HDF5Store(folder)
-    final = rein.train(agent, environment, store, **{"epochs": 200, "iterations": 16, **SHORT})
-    store.close()
+    agent = PPO(environment, seed=seed, **budget)
+    final = rein.train(agent, environment, folder, **{"epochs": 200, "iterations": 16, **SHORT})
     reached = mean_return(agent, kinds[key](EPISODES, seed=10_000 + seed))
     best = environment.optimal_return
     share = 1.0 - (best - reached) / max(1.0, abs(best))  # also for negative optimal returns
@@ -203,11 +197,8 @@ def of_zoo(name: str, seed: int, folder: Path) -> dict[str, Any]:
     tuned = {"learning_rate": 2.0633e-5, "gamma": 0.98, "gae_lambda": 0.92, "rollout_steps": 512, "update_epochs": 20}
     tuned |= {"minibatches": 8, "clip": 0.1, "entropy_coefficient": 0.000401762, "value_coefficient": 0.58096}
     tuned |= {"max_grad_norm": 0.8, "hidden": (256, 256), "activation": "relu", "log_std": -2.0}
-    spaces = environment.single_observation_space, environment.single_action_space
-    agent = PPO(*spaces, normalize_observation=True, normalize_reward=True, seed=seed, **tuned)
-    store = rein.HDF5Store(folder)
-    final = rein.train(agent, environment, store, **{"epochs": 800, "iterations": 512, **SHORT})
-    store.close()
+    agent = PPO(environment, normalize_observation=True, normalize_reward=True, seed=seed, **tuned)
+    final = rein.train(agent, environment, folder, **{"epochs": 800, "iterations": 512, **SHORT})
     score = mean_return(agent, fresh(environment, seed))
     return {"score": score, "env_steps": final.clocks.env_steps, "solved": None}
 

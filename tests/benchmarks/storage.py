@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import verdict
 from sizes import size
 
 import rein
@@ -197,11 +198,10 @@ def compare(path: Path, fields: dict[str, np.ndarray], how: str, scratch: Path) 
         print(f"\n{what}, {how}: batches of {SEQUENCES * LENGTH} transitions per CPU second")
         for name, rate in found.items():
             print(f"  {name:48} {rate:8.0f}   {rate / indexed:.2f} of indexing, {rate / taken:.2f} of numpy.take")
-        print(f"  target {TARGET} of indexing: {'reached' if ours >= TARGET * indexed else 'MISSED'}")
+        print(f"  target {TARGET} of indexing: {verdict(ours >= TARGET * indexed)}")
         if peer in found:
             times = ours / found[peer]
-            verdict = "reached" if times >= TIMES_TORCHRL else "MISSED"
-            print(f"  target {TIMES_TORCHRL:.0f} times TorchRL: {verdict}, {times:.1f} times")
+            print(f"  target {TIMES_TORCHRL:.0f} times TorchRL: {verdict(times >= TIMES_TORCHRL)}, {times:.1f} times")
 
 
 if __name__ == "__main__":

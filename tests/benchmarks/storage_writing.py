@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import torch
+from measuring import memory, verdict
 from sizes import size
 
 import rein
@@ -76,7 +77,7 @@ def report(name: str, pairs: list[tuple[float, float]], target: float | None = N
     print(f"{name}: {plain:.2f} CPU s, stored {kept:.2f}")
     print(f"  additional cost of {len(pairs)} pairs: median {middle:+.1%}, quartiles {low:+.1%} and {high:+.1%}")
     if target is not None:
-        print(f"  target {target:.0%} at most: {'reached' if middle <= target else 'MISSED'}", flush=True)
+        print(f"  target {target:.0%} at most: {verdict(middle <= target)}", flush=True)
     return statistics.median(kept - plain for plain, kept in pairs)
 
 
@@ -101,7 +102,7 @@ def show_recipe(folder: Path) -> None:
     per_epoch = (more[last] - more[first]) / (last - first)
     fixed = more[first] - per_epoch * first
     print(f"  fixed part {1e3 * fixed:.0f} ms per run, and {1e3 * per_epoch:.2f} ms per epoch")
-    print(f"  target {1e3 * FIXED_TARGET:.0f} ms per run: {'reached' if fixed <= FIXED_TARGET else 'MISSED'}")
+    print(f"  target {1e3 * FIXED_TARGET:.0f} ms per run: {verdict(fixed <= FIXED_TARGET)}")
 
 
 def rows_of(observation: np.ndarray, actions_TN: np.ndarray) -> RowBuffer:
@@ -174,13 +175,12 @@ def record_minari(steps: int) -> int:
     return steps
 
 
-def one_epoch() -> Trajectory:
-    """Return a trajectory of PPO with 128 steps of 64 CartPoles."""
-    environment = CartPole(num_envs=ENVIRONMENTS, seed=0)
-    spaces = environment.single_observation_space, environment.single_action_space
-    memory = MemoryStore()
-    rein.train(PPO(*spaces, rollout_steps=EPOCH, seed=0), environment, memory, epochs=3, iterations=EPOCH, seed=0)
-    return memory.trajectories[-1]
+def one_epoch(steps: int = EPOCH) -> Trajectory:
+    """Return a trajectory of PPO with 64 CartPoles."""
+    environment, store = CartPole(num_envs=ENVIRONMENTS, seed=0), MemoryStore()
+    agent = PPO(environment, rollout_steps=steps, seed=0)
+    rein.train(agent, environment, store, epochs=3, iterations=steps, seed=0)
+    return store.trajectories[-1]
 
 
 def log(path: Path, epoch: Trajectory) -> tuple[int, int, int]:
@@ -224,35 +224,25 @@ def show_writer(folder: Path) -> None:
     print(
         f"the writer alone: {rate / 1e6:.2f} M env steps per CPU s; in wall time {share:.2f} of plain writes with fsync"
     )
-    print(f"  targets 5 M: {'reached' if rate >= 5e6 else 'MISSED'}; 0.25: {'reached' if share >= 0.25 else 'MISSED'}")
+    print(f"  targets 5 M: {verdict(rate >= 5e6)}; 0.25: {verdict(share >= 0.25)}")
 
 
 def measure_memory(folder: Path) -> None:
     """Print the increase of peak memory while files of 64 MiB are written. Needs a separate process on Linux."""
     floats = np.random.default_rng(0).standard_normal((256, ENVIRONMENTS, 128), np.float32)  # 8 MiB
-    memory = MemoryStore()
-    environment = CartPole(num_envs=ENVIRONMENTS, seed=0)
-    spaces = environment.single_observation_space, environment.single_action_space
-    rein.train(PPO(*spaces, rollout_steps=8, seed=0), environment, memory, epochs=1, iterations=8, seed=0)
-    small = memory.trajectories[0]
+    small = one_epoch(8)
     warm = rein.HDF5Store(folder / "warm")
     warm.append(small)
     warm.close()
     Path("/proc/self/clear_refs").write_text("5")  # reset the peak
-    before = peak()
+    before = memory("VmHWM")
     store = rein.HDF5Store(folder / "run")
     for number in range(1, LARGE_EPOCHS + 1):
         fields = {"observation": floats, "valid": np.ones(floats.shape[:2], bool)}
         store.append(small._replace(epoch=number, first_step=number * 256, fields=fields))
     store.close()
     files = [file.stat().st_size for file in store.path.rglob("*.h5")]
-    print(json.dumps({"grown": peak() - before, "file": max(files)}))
-
-
-def peak() -> int:
-    """Return the peak resident memory in bytes, from Linux."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) << 10
+    print(json.dumps({"grown": memory("VmHWM") - before, "file": max(files) / 2**20}))
 
 
 def show_memory(folder: Path) -> None:
@@ -260,8 +250,8 @@ def show_memory(folder: Path) -> None:
     (folder / "memory").mkdir()
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     share = found["grown"] / found["file"]
-    print(f"peak memory of the writer: {found['grown'] / 2**20:.0f} MiB, {share:.2f} times the size of a file")
-    print(f"  target 4 at most: {'reached' if share <= 4 else 'MISSED'}")
+    print(f"peak memory of the writer: {found['grown']:.0f} MiB, {share:.2f} times the size of a file")
+    print(f"  target 4 at most: {verdict(share <= 4)}")
 
 
 def show_recording(folder: Path) -> None:
@@ -281,7 +271,7 @@ def show_recording(folder: Path) -> None:
         return
     peer = statistics.median(theirs)
     print(f"  Minari's DataCollector on Gymnasium's CartPole-v1: {peer:,.0f}; {mine / peer:.0f} times as many")
-    print(f"  target 50 times: {'reached' if mine >= 50 * peer else 'MISSED'}")
+    print(f"  target 50 times: {verdict(mine >= 50 * peer)}")
 
 
 def main() -> None:

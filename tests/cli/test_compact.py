@@ -73,6 +73,9 @@ def test_files_are_joined_with_the_same_data(tmp_path, capsys):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["new", "run"]
     assert re.fullmatch(r"trajectories: 7 files of \d\.\d MB, now 1 file of \d\.\d MB\n", capsys.readouterr().out)
     assert list_files(new / "trajectories")[0].stat().st_size < size
+    with h5py.File(list_files(new / "trajectories")[0]) as file:
+        assert json.loads(file["entry/run/data"][()]) == {"seed": 0}
+        assert file["entry"].attrs["default"] == "views/episode_return"
 
 
 def test_files_are_joined_up_to_a_size(tmp_path):
@@ -112,14 +115,6 @@ def test_epochs_with_different_fields_stay_in_separate_files(tmp_path):
     compact(path, tmp_path / "new")
     assert names(tmp_path / "new") == ["000001-000002.h5", "000003-000004.h5", "000005-000005.h5", "000006-000006.h5"]
     assert bits(tmp_path / "new") == bits(path)
-
-
-def test_compacted_file_contains_run_json(tmp_path):
-    path = write(tmp_path / "run", epochs(3))
-    compact(path, tmp_path / "new")
-    with h5py.File(list_files(tmp_path / "new" / "trajectories")[0]) as file:
-        assert json.loads(file["entry/run/data"][()]) == {"seed": 0}
-        assert file["entry"].attrs["default"] == "views/episode_return"
 
 
 def test_other_files_are_copied_except_links_and_aside(tmp_path):
@@ -185,16 +180,6 @@ def test_compacted_run_resumes_like_the_original(tmp_path):
     assert open_run(tmp_path / "new").epochs["number"].tolist() == list(range(1, 9))
     assert all(run[where] == new[where] for where in run if "seconds" not in where)
     assert verify_run(tmp_path / "new").problems == []
-
-
-def test_resume_command_continues_a_compacted_run(tmp_path):
-    path, new = str(tmp_path / "run"), str(tmp_path / "new")
-    main(["train", "gridworld", "--quiet", "--num-envs", "2", "--iterations", "10", "--epochs", "3", "--run", path])
-    before = contents(tmp_path / "run")
-    main(["compact", path, new])
-    main(["resume", new, "--epochs", "5"])
-    assert open_run(new).epochs["number"].tolist() == [1, 2, 3, 4, 5]
-    assert contents(tmp_path / "run") == before
 
 
 def test_compacting_a_run_being_written_raises(tmp_path):
@@ -292,13 +277,6 @@ def test_new_folder_must_be_empty_and_outside_the_run(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(StoreError, match="exists; give the path of a new folder"):
         compact(path, tmp_path / "link")
-
-
-@pytest.mark.parametrize("words", [[], ["--fast", "new"], ["run"], ["a", "b", "c"]])
-def test_wrong_arguments_are_explained(words, capsys):
-    with pytest.raises(SystemExit, match="1"):
-        main(["compact", *words])
-    assert capsys.readouterr().err.startswith("rein: compact: ")
 
 
 def test_folder_without_trajectories_raises(tmp_path):

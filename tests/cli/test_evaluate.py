@@ -16,7 +16,6 @@ from rein.cli import main
 from rein.envs.cartpole import CartPole
 from rein.handlers.checkpoint import checkpoint
 from rein.store.checkpoint_file import read_checkpoint, write_checkpoint
-from tests.workers import in_workers
 
 
 class Mine(PPO):
@@ -110,7 +109,6 @@ def test_best_and_checkpoint_options_select_the_file(run, capsys):
     assert f"{second}: 256 env steps" in output_of(capsys, run, "--checkpoint", second, "--episodes", 1)
     rein.save(rein.load_agent(run), "agent.h5")
     assert "agent.h5: 384 env steps" in output_of(capsys, run, "--checkpoint", "agent.h5", "--episodes", 1)
-    assert "cannot be combined" in error_of(capsys, run, "--best", "--checkpoint", second)
 
 
 def test_seed_and_deterministic_options_determine_the_results(run, capsys):
@@ -122,13 +120,6 @@ def test_seed_and_deterministic_options_determine_the_results(run, capsys):
     assert explores.splitlines()[1:] != greedy.splitlines()[1:]
     drawn = {output_of(capsys, run, "--episodes", 1).splitlines()[0].rpartition(" ")[2] for _ in range(2)}
     assert len(drawn) == 2
-
-
-def test_missing_files_and_invalid_options_raise(run, capsys):
-    assert "run.json cannot be read" in error_of(capsys, "none")
-    missing = run / "checkpoints/epoch-000009.h5"
-    assert f"no checkpoint; {run}/checkpoints has " in error_of(capsys, run, "--checkpoint", missing)
-    assert "--episodes 0: must be 1 or more" in error_of(capsys, run, "--episodes", 0)
 
 
 def test_render_human_opens_a_window(work_folder, capsys, monkeypatch):
@@ -145,11 +136,6 @@ def test_render_human_opens_a_window(work_folder, capsys, monkeypatch):
     monkeypatch.setattr(CartPoleEnv, "render", lambda self: shown.append(self.render_mode) or original(self))
     assert "episodes  1, " in output_of(capsys, work_folder / "gymnasium", "--episodes", 1, "--render", "human")
     assert len(shown) > 5 and {*shown} == {"human"}
-
-
-def test_render_human_needs_an_environment_with_a_window(run, capsys):
-    assert "CartPole was not built with render_mode='human'" in error_of(capsys, run, "--render", "human")
-    assert "cannot be combined" in error_of(capsys, run, "--render", "human", "--video", "films")
 
 
 def test_environment_option_builds_a_custom_agent(work_folder, capsys):
@@ -182,14 +168,6 @@ def test_environment_option_of_wrong_type_raises(run, capsys, name, text):
     assert text in error
 
 
-def test_error_without_checkpoint_explains_how_to_save_one(work_folder, capsys):
-    store = rein.HDF5Store("new")
-    make_loop(PPO, store).run()
-    store.close()
-    for words in ([], ["--best"]):
-        assert "the run has not saved any yet; call `checkpoint(loop, store)` before" in error_of(capsys, "new", *words)
-
-
 def test_recipe_rebuilds_an_agent_without_saved_spaces(work_folder, capsys):
     main(["train", "gridworld", "--quiet", "--no-stop-when-solved", "--run", "grid", "--epochs", "2"])
     newest = Path("grid/checkpoints/epoch-000002.h5")
@@ -216,17 +194,3 @@ def test_fps_option_sets_the_frame_rate(run, work_folder, capsys):
         [ffmpeg, "-i", work_folder / "videos/episode-000001.mp4"], capture_output=True, text=True
     ).stderr
     assert " 12 fps" in text
-    assert "--video" in error_of(capsys, run, "--fps", 12)
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-def test_run_in_processes_is_evaluated(work_folder, capsys):
-    environment = in_workers("CartPole-v1", 2, 0, max_episode_steps=9)
-    agent = PPO(environment.single_observation_space, environment.single_action_space, hidden=(8,), seed=0)
-    store = rein.HDF5Store("run")
-    loop = rein.training_loop(agent, environment, store, epochs=1, iterations=8)
-    checkpoint(loop, store, every=1)
-    loop.run()
-    store.close()
-    environment.close()
-    assert "episodes  3, 3 of them truncated" in output_of(capsys, "run", "--episodes", 3)

@@ -58,8 +58,6 @@ def test_dataset_names_the_gymnasium_environment(tmp_path):
 @pytest.mark.parametrize(
     ("to", "text"),
     [
-        (["csv", "mine"], "--to csv mine: give minari and the id of a dataset"),
-        (["minari"], "--to minari: give minari and the id of a dataset"),
         (["minari", "no version"], "no version"),
         (["minari", "twice-v0"], "twice-v0: the dataset exists already"),
     ],
@@ -149,20 +147,3 @@ def test_agent_of_a_file_is_exported_beside_the_file(evaluated, tmp_path):
     main(["export", str(tmp_path / "agent.h5"), "--to", "safetensors"])
     assert (tmp_path / "policy.safetensors").is_file()
     assert "environment | not recorded" in (tmp_path / "policy.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["onnx", "policy.pt2"], "must end in .onnx"),
-        (["onnx", "a.onnx", "b.onnx"], "give minari"),
-        (["onnx", "--author", "me"], "--author has no effect"),
-        (["onnx", "--environment", "unknown_module:make"], "unknown_module"),
-        ([], "--to"),
-    ],
-)
-def test_wrong_export_of_a_policy_is_one_line(evaluated, capsys, words, text):
-    with pytest.raises(SystemExit):
-        main(["export", str(evaluated), "--to", *words])
-    error = capsys.readouterr().err
-    assert text in error and error.count("\n") == 1

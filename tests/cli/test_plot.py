@@ -438,29 +438,6 @@ class TestCommand:
     def cells(self, environment: Any) -> torch.Tensor:
         return torch.cat([environment.encode(x=x, y=y, target=(2, 4)) for x, y in np.ndindex(5, 5)])
 
-    @pytest.mark.parametrize(
-        ("words", "text"),
-        [
-            (["--metric", "no_such"], "has no metric 'no_such'; the metrics are td_error, epsilon, episode_return"),
-            (["--field", "action"], "give the number of an episode with --episode N"),
-            (["--episode", "1", "--field", "no_such"], "no field 'no_such'; the fields are action, observation"),
-            (["--episode", "99999"], "no episode 99999; 384 are stored"),
-            (["--paths", "--values"], "give one of"),
-            (["--output", "curves.nothing"], "nothing"),
-            (["b", "--values"], "need a single run, got 2"),
-        ],
-    )
-    def test_error_is_one_line(
-        self, words: list[str], text: str, runs: dict[str, Path], tmp_path: Path, monkeypatch: Any, capsys: Any
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        with pytest.raises(SystemExit) as ended:
-            plot(runs["a"], *(runs.get(word, word) for word in words))
-        error = capsys.readouterr().err
-        assert ended.value.code == 1
-        assert text in error and error.count("\n") == 1
-        assert list(tmp_path.iterdir()) == []
-
     def test_run_without_finished_epochs_is_reported_and_omitted(
         self, runs: dict[str, Path], tmp_path: Path, capsys: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -494,16 +471,6 @@ class TestCommand:
         store.close()
         plot(store.path, "--episode", "0", "--field", "a.b", "--output", tmp_path / "dot.png")
         assert (tmp_path / "dot.png").exists()
-
-    def test_paths_need_a_gridworld(self, tmp_path: Path, capsys: Any) -> None:
-        environment = CartPole(num_envs=2, seed=0)
-        agent = rein.agents.ppo.PPO(environment.single_observation_space, environment.single_action_space, seed=0)
-        store = rein.HDF5Store(tmp_path / "run")
-        rein.train(agent, environment, store, epochs=1, iterations=128)
-        store.close()
-        with pytest.raises(SystemExit):
-            plot(store.path, "--paths")
-        assert "need a run in the Gridworld, not in rein.envs.cartpole.CartPole" in capsys.readouterr().err
 
     def test_missing_package_is_named(self, runs: dict[str, Path], monkeypatch: Any, capsys: Any) -> None:
         monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -540,12 +507,6 @@ class TestPlotFunction:
         from matplotlib import pyplot
 
         assert rein.plot(runs["a"]).figure is pyplot.gcf()
-
-    def test_seeds_form_one_curve_with_a_band(self, runs: dict[str, Path]) -> None:
-        drawn = rein.plot([runs["a"], runs["b"]], "evaluation_return", clock="updates")
-        assert [text.get_text() for text in drawn.get_legend().get_texts()] == ["gridworld (2 seeds)"]
-        assert len(drawn.collections) == 1
-        assert drawn.get_xlabel() == "updates (optimizer steps)"
 
     def test_mapping_names_the_curves(self, runs: dict[str, Path]) -> None:
         given = axes()

@@ -105,26 +105,6 @@ def test_failed_seed_is_named_and_sets_the_exit_status(work_folder, capsys):
     assert "seed 1 failed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "keyword"),
-    [
-        (["--seeds", "0-x"], "0-9"),
-        (["--seeds", "0-1", "--seed", "3"], "give one of the two"),
-        (["--seeds", "0-1", "--jobs", "0"], "--jobs 0"),
-        (["--seeds", "0-1", "--lr", "3"], "--learning-rate"),
-        (["--seeds", "0-1", "--run", "."], "exists"),
-        (["--seeds", "0-1", "--resume"], "--run"),
-        (["--jobs", "2"], "--seeds"),
-    ],
-)
-def test_mistake_is_explained_in_one_line(work_folder, capsys, words, keyword):
-    with pytest.raises(SystemExit):
-        main([*TRAIN, *words])
-    error = capsys.readouterr().err
-    assert (error.count("\n"), keyword in error) == (1, True)
-    assert not Path("runs").exists()
-
-
 @pytest.mark.parametrize("run", ["link", "link/run"])
 def test_link_without_a_target_is_named(work_folder, capsys, run):
     (work_folder / "link").symlink_to("missing")

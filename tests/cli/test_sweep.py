@@ -233,31 +233,6 @@ def test_sweep_without_a_score_sets_the_exit_status(scores, capsys):
     assert "trial 0 has no score" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "keyword"),
-    [
-        (["sweep"], "name a recipe"),
-        (["sweep", "gridworld"], "--param"),
-        ([*SWEEP, "--param", "learning_rate=0..1"], "twice"),
-        ([*SWEEP, "--learning-rate", "0.5"], "twice"),
-        ([*SWEEP, "--trials", "0"], "--trials 0"),
-        ([*SWEEP, "--run", "there", "--resume"], "remove it"),
-        ([*SWEEP, "--run", "there"], "not the folder of a sweep"),
-        ([*SWEEP, "--gama", "0.5"], "--gamma"),
-        (["tune", "gridworld"], "rein sweep"),
-    ],
-)
-def test_mistake_is_explained_in_one_line(words, keyword, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    Path("there").mkdir()
-    Path("there/file").touch()
-    with pytest.raises(SystemExit):
-        main(words)
-    error = capsys.readouterr().err
-    assert (error.count("\n"), keyword in error) == (1, True)
-    assert not Path("runs").exists()
-
-
 def test_missing_optuna_is_explained(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "optuna", None)

@@ -56,18 +56,6 @@ def test_train_prints_the_folder_of_trajectories(work_folder, capsys):
     assert len(run.epochs) > 0
 
 
-def test_unsolved_run_prints_no_line_that_starts_with_solved(work_folder, capsys):
-    main(["train", "gridworld", "--epochs", "2"])
-    captured = capsys.readouterr()
-    assert not any(line.startswith("solved") for line in (captured.out + captured.err).splitlines())
-
-
-def test_unnamed_runs_get_separate_folders(work_folder):
-    for _ in range(2):
-        main(["train", "gridworld", "--quiet", "--epochs", "1"])
-    assert sorted(path.name for path in (work_folder / "runs").iterdir()) == ["gridworld", "gridworld-2"]
-
-
 def test_existing_run_folder_raises_and_is_not_changed(work_folder, capsys):
     main(["train", "gridworld", "--quiet", "--epochs", "1", "--run", "mine"])
     before = sorted(str(path) for path in (work_folder / "mine").rglob("*"))
@@ -76,11 +64,6 @@ def test_existing_run_folder_raises_and_is_not_changed(work_folder, capsys):
     assert ended.value.code == 1
     assert "mine" in capsys.readouterr().err
     assert sorted(str(path) for path in (work_folder / "mine").rglob("*")) == before
-
-
-def test_env_steps_end_a_run(work_folder, capsys):
-    main(["train", "gridworld", "--quiet", "--env-steps", "1000", "--no-stop-when-solved"])
-    assert "1,024 env steps" in capsys.readouterr().out  # the next multiple of 64 environments
 
 
 def test_parameters_of_a_custom_function_are_flags(work_folder, capsys):
@@ -99,29 +82,14 @@ def test_help_lists_custom_and_common_options(work_folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["fly"], "unknown command 'fly'; the commands are train, resume, sweep, evaluate, list, runs, "),
-        (["train"], "name a recipe"),
-        (["train", "gridwrld"], "unknown recipe 'gridwrld'; did you mean 'gridworld'?"),
-        (["train", "zzz"], f"the recipes are {', '.join(recipe_names())}."),
-        (["train", "no_such_module:f"], "no module named 'no_such_module'"),
-        (["train", "my_module:no_such"], "my_module has no function 'no_such'"),
-        (["train", "my_module:broken"], "RuntimeError('the module is broken')"),
-        (["train", "my_module:nothing"], "returned int, not a rein.Loop"),
-        (["train", "gridworld", "--epochs", "0"], "epochs 0: must be 1 or more"),
-        (["train", "gridworld", "--target-x", "9"], "9"),
-        (["show", "no_such_run"], "no_such_run"),
-    ],
+    ("name", "text"),
+    [("broken", "RuntimeError('the module is broken')"), ("nothing", "returned int, not a rein.Loop")],
 )
-def test_error_is_one_readable_line(work_folder, capsys, words, text):
-    with pytest.raises(SystemExit) as ended:
-        main(words)
+def test_error_of_a_module_is_one_readable_line(work_folder, capsys, name, text):
+    with pytest.raises(SystemExit, match="1"):
+        main(["train", f"my_module:{name}"])
     error = capsys.readouterr().err
-    assert ended.value.code == 1
-    assert text in error
-    assert error.startswith("rein: ")
-    assert error.count("\n") == 1
+    assert (text in error, error[:6], error.count("\n")) == (True, "rein: ", 1)
 
 
 def test_debug_shows_the_traceback(work_folder):
@@ -155,14 +123,6 @@ def test_usage_and_version_are_printed(capsys):
     assert rein.__version__ in shown
 
 
-@pytest.mark.slow
-def test_python_m_rein_runs_the_command_line(tmp_path):
-    command = [sys.executable, "-m", "rein", "train", "nonsense"]
-    result = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True)
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.startswith("rein: unknown recipe 'nonsense'")
-
-
 @pytest.mark.default_cases("--version", "show")
 @pytest.mark.parametrize(
     "words", [["list"], ["--version"], ["show", "run"], ["train", "gridworld", "--epochs", "1"]], ids=lambda w: w[0]
@@ -184,17 +144,6 @@ def test_printed_commands_quote_paths(work_folder, capsys):
     with pytest.raises(SystemExit):
         main(["train", "gridworld", "--run", "a b"])
     assert "a b exists; continue it with `rein resume 'a b'` or --resume" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "options",
-    [["--target-x", "9"], ["--epochs", "0"], ["--num-envs", "0"], ["--threads", "0"], ["--threads", "999999999"]],
-)
-def test_invalid_command_leaves_no_folder(work_folder, options):
-    with pytest.raises(SystemExit):
-        main(["train", "gridworld", *options])
-    main(["train", "gridworld", "--quiet", "--epochs", "1"])
-    assert [path.name for path in (work_folder / "runs").iterdir()] == ["gridworld"]
 
 
 def test_env_steps_replace_the_epochs_of_the_recipe(work_folder, capsys):

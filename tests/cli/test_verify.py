@@ -291,14 +291,6 @@ def test_single_file_can_be_checked(run):
     assert verify_run(files(run)[2]).epochs == 1
 
 
-def test_file_names_do_not_control_the_terminal(run, capsys):
-    (run / "trajectories").rename(run / "t\x1b[2J")
-    (run / "checkpoints/latest").write_text("\x1b[2J")
-    with pytest.raises(SystemExit):
-        main(["verify", str(run)])
-    assert "\x1b" not in capsys.readouterr().out
-
-
 def test_missing_run_raises(tmp_path):
     with pytest.raises(StoreError, match="is neither the folder of a run"):
         verify_run(tmp_path)

@@ -73,26 +73,30 @@ def test_evaluate_and_film_in_6_lines(tmp_path: Path) -> None:
     assert len(list((tmp_path / "videos").glob("*.mp4"))) == 3
 
 
-def test_custom_network_in_20_lines(tmp_path: Path) -> None:
-    program = block("custom_networks.md", "class Residual")
-    assert code_lines(program) <= 20
-    run(program, tmp_path)
-
-
-@pytest.mark.slow
-def test_ppo_on_pixels_in_20_lines(tmp_path: Path) -> None:
-    pytest.importorskip("cv2")
-    pytest.importorskip("pygame")
-    program = block("custom_networks.md", "def pixels")
-    assert code_lines(program) <= 20
-    run(program, tmp_path)
-
-
-@pytest.mark.slow
-def test_dict_observations_of_a_custom_environment_in_25_lines(tmp_path: Path) -> None:
-    program = block("dict_observations.md", "class Corners")
-    assert code_lines(program) <= 25
-    assert float(run(program, tmp_path)) > 0.9
+@pytest.mark.default_cases("class Residual", "WandbLogger(", "class JSONLogger", "class NumpyStore")
+@pytest.mark.parametrize(
+    ("page", "contains", "lines", "needs", "made"),
+    [
+        ("custom_networks.md", "class Residual", 20, [], ""),
+        ("custom_networks.md", "def pixels", 20, ["cv2", "pygame"], ""),
+        ("dict_observations.md", "class Corners", 25, [], ""),
+        ("log_metrics.md", "WandbLogger(", 6, ["wandb"], "wandb/offline-run-*"),
+        ("own_store_or_logger.md", "class JSONLogger", 20, [], "metrics.jsonl"),
+        ("own_store_or_logger.md", "class NumpyStore", 20, [], ""),
+    ],
+    ids=["class Residual", "def pixels", "class Corners", "WandbLogger(", "class JSONLogger", "class NumpyStore"],
+)
+def test_block_is_short_and_runs(
+    page: str, contains: str, lines: int, needs: list[str], made: str, tmp_path: Path
+) -> None:
+    for package in needs:
+        pytest.importorskip(package)
+    program = block(page, contains)
+    assert code_lines(program) <= lines
+    output = run(program, tmp_path)
+    assert not made or list(tmp_path.glob(made))
+    if contains == "class Corners":
+        assert float(output) > 0.9
 
 
 def test_trajectories_with_h5py_and_pandas_in_12_lines(tmp_path: Path) -> None:
@@ -102,27 +106,6 @@ def test_trajectories_with_h5py_and_pandas_in_12_lines(tmp_path: Path) -> None:
     assert code_lines(program) <= 12
     assert "import rein" not in program
     assert "return" in run(program, tmp_path)
-
-
-def test_weights_and_biases_offline_in_6_lines(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
-    program = block("log_metrics.md", "WandbLogger(")
-    assert code_lines(program) <= 6
-    run(program, tmp_path)
-    assert list((tmp_path / "wandb").glob("offline-run-*"))
-
-
-def test_custom_logger_in_20_lines(tmp_path: Path) -> None:
-    program = block("own_store_or_logger.md", "class JSONLogger")
-    assert code_lines(program) <= 20
-    run(program, tmp_path)
-    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5
-
-
-def test_custom_store_in_20_lines(tmp_path: Path) -> None:
-    program = block("own_store_or_logger.md", "class NumpyStore")
-    assert code_lines(program) <= 20
-    assert run(program, tmp_path) == "(128, 8)\n"
 
 
 @pytest.mark.slow

@@ -246,14 +246,6 @@ def test_keep_best_ignores_other_and_earlier_evaluations(tmp_path, scripted):
     assert stems(tmp_path / "best") == ["epoch-000002-iteration-000012"]
 
 
-def test_keep_best_works_with_a_constant_file_name(tmp_path):
-    loop, _ = make({1: 1.0, 2: 9.0, 3: 5.0, 4: 2.0})
-    checkpoint(loop, rein.Checkpoints(tmp_path), keep_best=("score", "max"), name=lambda state: "model")
-    loop.run(epochs=4)
-    assert read_checkpoint(tmp_path / "best/model.h5").about["metrics"]["score"] == 9.0
-    assert read_checkpoint(tmp_path / "model.h5").about["epoch"] == 4
-
-
 def test_keep_best_warns_if_only_the_last_checkpoint_was_compared(tmp_path, caplog):
     for event, warns in (("epoch_ended", False), ("iteration_completed", True)):
         loop, _ = make()
@@ -261,16 +253,6 @@ def test_keep_best_warns_if_only_the_last_checkpoint_was_compared(tmp_path, capl
         checkpoint(loop, rein.Checkpoints(tmp_path / event), event=event, every=3, keep_best=("score", "max"))
         loop.run()
         assert ("only the checkpoint at the end of the run was compared" in caplog.text) is warns
-
-
-def test_resumed_run_remembers_the_best_checkpoint(tmp_path):
-    for epochs, score in ((3, 5.0), (6, 1.0)):
-        loop, _ = make(dict.fromkeys(range(1, 9), score))
-        checkpoint(loop, rein.Checkpoints(tmp_path), keep_last=1, keep_best=("score", "max"))
-        if epochs == 6:
-            rein.resume(loop, tmp_path)
-        loop.run(epochs=epochs)
-    assert stems(tmp_path / "best") == ["epoch-000001"]
 
 
 def test_new_run_moves_old_checkpoints_aside(tmp_path):

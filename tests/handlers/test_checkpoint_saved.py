@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 import rein
@@ -82,15 +81,3 @@ def test_each_checkpoint_of_two_handlers_fires_the_event_once(tmp_path: Path) ->
     loop.checkpoint_saved(lambda state: seen.append(stem(state)))
     loop.run()
     assert sorted(seen) == [f"epoch-{epoch:06d}" for epoch in (2, 3, 4, 6)]
-
-
-def test_error_of_a_handler_ends_the_run(tmp_path: Path) -> None:
-    loop, _ = make(tmp_path)
-
-    @loop.checkpoint_saved
-    def fail(state: rein.State) -> None:
-        raise OSError("no space")
-
-    with pytest.raises(OSError, match="no space"):
-        loop.run()
-    assert loop.state.saved_checkpoint is None

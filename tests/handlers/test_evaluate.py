@@ -5,7 +5,6 @@ Shapes: N environments, E episodes.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -119,13 +118,6 @@ def test_metrics_are_means_over_whole_episodes() -> None:
     assert len({metrics["evaluation_length"] for metrics in found(loop)}) > 1  # new episodes each time
 
 
-def test_later_handlers_see_the_metrics() -> None:
-    loop, seen = make(epochs=1), []
-    loop.epoch_ended(lambda state: seen.append(set(state.metrics)))
-    loop.run()
-    assert seen == [metrics_of("evaluation")]
-
-
 def test_name_event_filters_and_step_limit() -> None:
     loop = make(name="short", every=2, max_episode_steps=1)
     evaluate_every(loop, Always(1), Countdown(), episodes=2, name="middle", event="iteration_completed", once=4)
@@ -136,38 +128,6 @@ def test_name_event_filters_and_step_limit() -> None:
         *[set(), metrics_of("short")] * 2,
     ]
     assert [metrics["short_length"] for metrics in found(loop)[1::2]] == [1.0] * 3
-
-
-def test_evaluation_does_not_affect_training() -> None:
-    def trained(evaluated: bool) -> tuple[Any, ...]:
-        torch.manual_seed(0)
-        training = Countdown(num_envs=4, seed=3)
-
-        def step(state: State) -> Tensor:
-            time_step = training.apply_action(torch.randint(3, (4,)))
-            state.clocks.advance(env_steps=4)
-            return state.step_state + time_step.reward + time_step.observation
-
-        loop = Loop(step, epochs=4, iterations=5)
-        loop.own("environment", training)
-        training.reset()
-        if evaluated:
-            evaluate_every(loop, Always(2), Countdown(), episodes=5)
-        final = loop.run(init=torch.zeros(4))
-        clocks = {name: value for name, value in final.clocks.as_dict().items() if name != "seconds"}
-        return final.step_state.tolist(), training.state_dict(), clocks, torch.get_rng_state().tolist()
-
-    assert trained(True) == trained(False)
-
-
-@pytest.mark.parametrize("saved_at", [1, 3, 5])
-def test_resumed_run_evaluates_the_same_episodes(saved_at: int) -> None:
-    whole, first, second = make(), make(), make()
-    whole.run()
-    first.run(epochs=saved_at)
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    second.run()
-    assert found(second) == found(whole)
 
 
 def test_environment_error_ends_the_run_and_names_the_handler() -> None:

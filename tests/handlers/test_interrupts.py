@@ -15,9 +15,7 @@ import pytest
 
 import rein
 from rein.envs.cartpole import CartPole
-from rein.episodes import RandomPolicy
 from rein.handlers.checkpoint import checkpoint
-from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.interrupts import interrupts
 from rein.testing.stateful import first_difference
 from tests import programs
@@ -49,8 +47,15 @@ def handlers() -> list[Any]:
     return [signal.getsignal(number) for number in SIGNALS]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU])
-@pytest.mark.parametrize("event", ["epoch_started", "iteration_started", "iteration_completed", "epoch_ended"])
+@pytest.mark.parametrize(
+    ("number", "event"),
+    [
+        (signal.SIGINT, "epoch_started"),
+        (signal.SIGTERM, "iteration_started"),
+        (signal.SIGHUP, "iteration_completed"),
+        (signal.SIGXCPU, "epoch_ended"),
+    ],
+)
 def test_signal_ends_the_run_at_the_edge_and_saves_it(tmp_path, capfd, number, event):
     before = handlers()
     loop, caught = make(tmp_path)
@@ -144,37 +149,6 @@ def test_ignored_sighup_stays_ignored(tmp_path):
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_resumed_run_finishes_an_interrupted_evaluation(tmp_path, number):
-    class Asking(CartPole):
-        left = 0
-
-        def apply_action(self, action):
-            self.left -= 1
-            if self.left == 0:
-                send(number)
-            return super().apply_action(action)
-
-    def make_evaluating(left=0):
-        loop, environment = rein.Loop(lambda state: None, epochs=3, iterations=2), Asking(num_envs=2, seed=0)
-        environment.left = left
-        evaluate_every(loop, RandomPolicy(environment.single_action_space, seed=0), environment, episodes=6)
-        saver = checkpoint(loop, rein.Checkpoints(tmp_path))
-        interrupts(loop, saver)
-        return loop, environment
-
-    whole = make_evaluating()[0].run(epochs=3)
-    for path in tmp_path.glob("*.h5"):
-        path.unlink()
-    loop, environment = make_evaluating(left=60)
-    assert loop.run().status == "halted"
-    assert environment.left == 0
-    resumed, _ = make_evaluating()
-    rein.resume(resumed, tmp_path)
-    final = resumed.run()
-    assert [dict(r.metrics) for r in final.history] == [dict(r.metrics) for r in whole.history]
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])

@@ -75,16 +75,6 @@ def test_drawing_is_limited_by_time(notebook: list[dict[str, str]]) -> None:
     assert len(notebook) == 3, "at the start, after the first epoch, and at the end"
 
 
-def test_plot_does_not_change_the_run() -> None:
-    plain, plotted = make(), make()
-    rein.live_plot(plotted)
-    plain.run()
-    plotted.run()
-    assert [dict(record.metrics) for record in plotted.state.history][2:] == [
-        dict(record.metrics) for record in plain.state.history
-    ][2:]
-
-
 def test_unknown_clock_and_missing_metrics_raise() -> None:
     with pytest.raises(ValueError, match="unknown clock"):
         rein.live_plot(make(), clock="steps")

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import contextlib
 import io
 import math
-import os
 
 import pytest
 
@@ -81,10 +79,6 @@ def test_last_line_says_whether_the_target_was_reached(stops: int, last: str) ->
     assert "after 0:00" in written[-1]
 
 
-def test_loop_without_environments_omits_env_steps() -> None:
-    assert lines(Loop(lambda state: None), iterations=7) == ["epoch 1  iteration 7"]
-
-
 def test_custom_message_event_and_filters() -> None:
     loop = Loop(lambda state: None)
     written = lines(
@@ -147,15 +141,6 @@ def test_write_error_does_not_end_the_run(caplog: pytest.LogCaptureFixture, erro
     log(loop, file=Broken(error))
     assert loop.run(epochs=3, iterations=1).status == "completed"
     assert caplog.text.count("could not be written") == 1
-
-
-def test_closed_pipe_does_not_end_the_run() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    loop = Loop(lambda state: None)
-    with contextlib.suppress(BrokenPipeError), open(writer, "w", encoding="utf-8") as file:
-        log(loop, file=file)
-        assert loop.run(epochs=3, iterations=1).status == "completed"
 
 
 def test_characters_outside_the_encoding_are_escaped() -> None:

@@ -141,17 +141,6 @@ def test_signal_leaves_its_message_and_the_terminal_in_order() -> None:
     assert terminal.text.rfind("\x1b[?25h") > terminal.text.rfind("\x1b[?25l"), "the cursor is visible"
 
 
-def test_file_receives_lines_with_the_result() -> None:
-    file = io.StringIO()
-    loop = rein.Loop(lambda state: None, epochs=6, iterations=2)
-    loop.metric("episode_return", lambda state: float(state.epoch))
-    rein.solved(loop, "episode_return", at_least=10)
-    rein.progress(loop, file=file)
-    loop.run()
-    assert "\x1b" not in file.getvalue() and "│" not in file.getvalue()
-    assert file.getvalue().splitlines()[-1].endswith(": not solved")
-
-
 @pytest.fixture
 def state() -> Iterator[rein.State]:
     values = [3.0, float("nan"), 1.0, 2.0]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -164,9 +165,12 @@ def test_metrics_show_the_values_and_the_sources_of_all_learners(tmp_path: Path,
     assert {"learner_return/3", "learning_rate/3", "copied_from/3"} <= {*header}
 
 
-@pytest.mark.default_cases("DQN")
+@pytest.mark.default_cases("DQN-2", "PPO-4")
+@pytest.mark.parametrize("epoch", [2, 4])
 @pytest.mark.parametrize("kind", [rein.PPO, rein.DQN])
-def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, kind: Any) -> None:
+def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, kind: Any, epoch: int) -> None:
+    """The run is interrupted after the copies of epoch 2, or killed after those of epoch 4."""
+
     def build(folder: Path) -> rein.Loop:
         loop = looped(*made(kind), rein.HDF5Store(folder, exist="resume"))
         rein.checkpoint(loop, every=3)  # epoch 2 and 4 change the population between two checkpoints
@@ -176,42 +180,23 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, kind: Any) -> None
     whole.run()
     cut = build(tmp_path / "cut")
 
-    @cut.epoch_ended(once=2)
-    def interrupt(state: rein.State) -> None:
+    @cut.epoch_ended(once=epoch)
+    def end(state: rein.State) -> None:
+        if epoch == 4:
+            raise RuntimeError("killed")
         cut.interrupt("on purpose")
 
-    cut.run()
+    with pytest.raises(RuntimeError, match="killed") if epoch == 4 else contextlib.nullcontext():
+        cut.run()
+    cut.parts["store"].close()
     resumed = build(tmp_path / "cut")
-    rein.resume(resumed, tmp_path / "cut")
+    assert rein.resume(resumed, tmp_path / "cut").about["clocks"]["epochs"] == (3 if epoch == 4 else 2)
     resumed.run()
     for part in ("agent", "statistics", "population_based_training"):
         assert first_difference(whole.parts[part].state_dict(), resumed.parts[part].state_dict()) is None
     theirs, mine = (loop.parts["population_based_training"].values() for loop in (whole, resumed))
     assert theirs == mine
     assert theirs["learning_rate"] != [1e-3, 1e-3, 1e-2, 1e-2]
-
-
-def test_run_killed_between_a_copy_and_a_checkpoint_resumes_exactly(tmp_path: Path) -> None:
-    def build(folder: Path) -> rein.Loop:
-        loop = looped(*made(), rein.HDF5Store(folder, exist="resume"))
-        rein.checkpoint(loop, every=3)
-        return loop
-
-    whole = build(tmp_path / "whole")
-    whole.run()
-    cut = build(tmp_path / "cut")
-
-    @cut.epoch_ended(once=4)  # after the copies of epoch 4, before the checkpoint of epoch 6
-    def fail(state: rein.State) -> None:
-        raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        cut.run()
-    cut.parts["store"].close()
-    resumed = build(tmp_path / "cut")
-    assert rein.resume(resumed, tmp_path / "cut").about["clocks"]["epochs"] == 3
-    resumed.run()
-    assert first_difference(whole.parts["agent"].state_dict(), resumed.parts["agent"].state_dict()) is None
 
 
 @pytest.mark.parametrize(

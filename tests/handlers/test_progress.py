@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -155,14 +154,6 @@ def test_latest_return_is_shown(slow_step: Callable[[State], None]) -> None:
     assert all("return 7.5" in line for line in file.getvalue().splitlines())
 
 
-def test_missing_return_is_not_shown(slow_step: Callable[[State], None]) -> None:
-    file = io.StringIO()
-    loop = Loop(slow_step, iterations=10)
-    progress(loop, file=file)
-    loop.run()
-    assert "return" not in file.getvalue()
-
-
 def test_total_determines_fraction_and_time_left(slow_step: Callable[[State], None]) -> None:
     file = io.StringIO()
     loop = Loop(slow_step, epochs=None, iterations=4)
@@ -251,14 +242,6 @@ def test_broken_pipe_is_ignored_silently(caplog: pytest.LogCaptureFixture) -> No
     progress(loop, file=Unread())
     assert loop.run().status == "completed"
     assert caplog.text == ""
-
-
-def test_bar_is_drawn_at_limited_rate() -> None:
-    terminal = Terminal()
-    loop = Loop(lambda state: None, iterations=2_000)
-    progress(loop, file=terminal)
-    seconds = loop.run().clocks.seconds
-    assert len(drawn(terminal)) <= seconds / BAR_SECONDS + 4  # plus the first and last drawings
 
 
 def test_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,24 +365,6 @@ def test_redirected_stdout_is_not_printed_on_the_terminal(monkeypatch: pytest.Mo
     loop.run()
     assert printed.getvalue() == "a line\n"
     assert "a line" not in terminal.getvalue()
-
-
-def comparable(loop: Loop) -> dict[str, Any]:
-    """Return the state of a loop without times."""
-    saved = loop.state_dict()
-    for record in saved["history"]:
-        record["seconds"] = 0.0
-    return {**saved, "times": None, "epoch_began": None, "clocks": {**saved["clocks"], "seconds": 0.0}}
-
-
-@pytest.mark.parametrize("file", [io.StringIO(), Terminal()], ids=["piped", "terminal"])
-def test_progress_does_not_affect_the_run(file: io.StringIO, slow_step: Callable[[State], None]) -> None:
-    watched, alone = (Loop(slow_step, epochs=3, iterations=7) for _ in range(2))
-    progress(watched, file=file)
-    watched.run()
-    alone.run()
-    assert file.getvalue()
-    assert comparable(watched) == comparable(alone)
 
 
 def test_write_error_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:

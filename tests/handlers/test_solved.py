@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
-
 from rein.handlers.solved import solved
 from rein.loop import Loop
 
@@ -85,8 +83,3 @@ def test_epochs_without_the_metric_are_ignored():
 
 def test_filters_select_the_epochs_that_count():
     assert scored(stop=True, every=4).run().epoch == 4
-
-
-def test_unknown_filter_raises():
-    with pytest.raises(TypeError, match="each"):
-        scored(stop=True, each=4)

@@ -110,12 +110,6 @@ def test_clock_can_hold_a_tensor() -> None:
     assert loop.run().total_iterations == 5
 
 
-def test_last_epoch_has_status_halted() -> None:
-    loop = make(env_steps=100)
-    loop.run()
-    assert [(record.status, record.iterations) for record in loop.state.history] == [("completed", 10), ("halted", 3)]
-
-
 @pytest.mark.parametrize("bound", [{"at_least": 4}, {"at_least": 3.5}])
 def test_run_stops_when_the_metric_reaches_at_least(bound: dict[str, float]) -> None:
     final = make("score", **bound).run()

@@ -135,18 +135,6 @@ def test_resumed_run_writes_the_same_rows(saved_at: int) -> None:
     assert rows[1] == [row for row in rows[0] if row[0] > saved_at] != []
 
 
-def test_metric_set_by_a_later_handler_is_written() -> None:
-    loop, notes = make(), Notes()
-    attach(loop, notes)
-
-    @loop.epoch_ended
-    def set_metric(state: rein.State) -> None:
-        state.metrics["score"] = 10.0 * state.epoch
-
-    loop.run()
-    assert [metrics["score"] for _, metrics in notes.rows] == [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]
-
-
 class Refusing(Notes):
     """Logger that refuses some of its writes."""
 

@@ -106,14 +106,6 @@ def test_metric_with_the_name_of_a_clock_is_renamed(path: Path) -> None:
     assert read(path) == [{"seconds": "1.5", "seconds_metric": "7.0", "loss": "2.0"}]
 
 
-def test_append_after_close_opens_the_file_again(path: Path) -> None:
-    logger = CSVLogger(path)
-    for epoch in (1, 2, 3):
-        logger.append({"epoch": epoch})
-        logger.close()
-    assert path.read_text() == "epoch\n1\n2\n3\n"
-
-
 ROWS = "iterations,epochs,loss\n10,1,0.5\n20,2,0.5\n30,3,0.5\n"
 
 

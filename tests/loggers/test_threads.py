@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 import threading
@@ -111,18 +110,6 @@ def test_rows_beyond_the_limit_are_lost_and_counted(
     assert "6 row(s)" in caplog.text
 
 
-def test_group_at_the_end_of_a_run_is_written() -> None:
-    loop, rows = make(epochs=5), list[tuple[float, float]]()
-
-    class Losses(Blocking):
-        def write(self, clocks: Mapping[str, float], metrics: Mapping[str, float]) -> None:
-            rows.append((clocks["epochs"], metrics["loss"]))
-
-    attach(loop, Losses(), every=3)
-    loop.run()
-    assert rows == [(3, 2.5), (5, 7.5)]  # means of losses 0 to 5, and 6 to 9
-
-
 @pytest.mark.parametrize("every", [1, 2])
 def test_group_is_in_exactly_one_row_if_a_finished_run_continues(tmp_path: Path, every: int) -> None:
     loop = make(epochs=3)
@@ -187,28 +174,6 @@ def test_resumed_run_writes_rows_that_were_waiting_when_it_was_killed(epoch: int
         return [line.split(",")[4:6] for line in path.read_text().splitlines()]
 
     assert rows(broken) == rows(whole)
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_parameters_are_the_same_with_loggers_and_panel(tmp_path: Path) -> None:
-    parameters = []
-    for logged in (False, True):
-        env = rein.envs.CartPole(4, seed=0)
-        agent = rein.PPO(env, seed=0, rollout_steps=8, minibatches=2)
-        loop = rein.training_loop(agent, env, iterations=16, epochs=3)
-        if logged:
-            attach(loop, CSVLogger(tmp_path / "rows.csv"))
-            attach(loop, Kinds(), every=2)
-            rein.progress(loop, file=Terminal())
-            rein.log(loop, file=io.StringIO())
-            loop.epoch_ended(lambda state: state.log("last observations", Histogram(state.step_state.observation)))
-        loop.run()
-        parameters.append([parameter.clone() for parameter in agent.networks.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*parameters, strict=True))
 
 
 class Kinds(Blocking):

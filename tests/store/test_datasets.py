@@ -24,6 +24,7 @@ from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.testing.store import make_trajectory, with_fields
 from rein.types import Episodes, Trajectory
+from tests.store.trajectory_files import write
 
 N = 3
 
@@ -96,14 +97,6 @@ def simulate(
     return trajectories, known + [k._replace(episode=-1) for n in range(N) for k in made[n]]
 
 
-def write(path: Path, trajectories: list[Trajectory], **options: Any) -> Path:
-    store = HDF5Store(path, **options)
-    for trajectory in trajectories:
-        store.append(trajectory)
-    store.close()
-    return path
-
-
 @pytest.fixture(scope="module")
 def given() -> tuple[list[Trajectory], list[Known]]:
     return simulate(7, 11)
@@ -166,17 +159,16 @@ def test_invalid_indices_raise(path):
             transitions[index]
 
 
-def windows(known: list[Known], length: int, stride: int) -> list[list[Known]]:
-    """Find all windows row by row."""
+def windows(known: list[Known], length: int, stride: int, pad: bool = False) -> list[list[Known]]:
+    """Find all windows row by row, with shorter ones at the ends of episodes if `pad`."""
     at = {(k.environment, k.step): k for k in known}
     episodes: list[list[Known]] = []
     for k in sorted(known, key=lambda k: (k.environment, k.step)):
         before = at.get((k.environment, k.step - 1))
-        if before is not None and before.following == k.observation:
-            episodes[-1].append(k)
-        else:
-            episodes.append([k])
-    found = [e[i : i + length] for e in episodes for i in range(0, len(e) - length + 1, stride)]
+        if before is None or before.following != k.observation:
+            episodes.append([])
+        episodes[-1].append(k)
+    found = [e[i : i + length] for e in episodes for i in range(0, len(e) if pad else len(e) - length + 1, stride)]
     return sorted(found, key=lambda w: (w[0].step, w[0].environment))
 
 
@@ -364,12 +356,23 @@ def test_files_may_differ_in_number_of_environments(tmp_path):
     assert torch.equal(transitions[:].reward, rewards)
 
 
-def test_empty_fields_are_read(tmp_path):
-    run = open_run(write(tmp_path / "run", [with_fields(make_trajectory(1), nothing=torch.zeros(6, 3, 0))]))
+def test_empty_fields_and_observations_are_read(tmp_path):
+    def with_nothing(tree, *lead):
+        return {**tree, "nothing": torch.zeros(*lead, 0)}
+
+    given = make_trajectory(1)
+    final = with_nothing(given.episodes.final_observation, 3)
+    changed = given._replace(
+        fields=with_nothing(given.fields, 6, 3) | {"observation": with_nothing(given.fields["observation"], 6, 3)},
+        next_observation=with_nothing(given.next_observation, 3),
+        episodes=given.episodes._replace(final_observation=final),
+    )
+    run = open_run(write(tmp_path / "run", [changed]))
     for dataset in (run.transitions(), run.sequences(2)):
         everything = dataset[:]
         assert len(everything.valid) == len(dataset) > 0
-        assert everything.extras["nothing"].shape == (*everything.reward.shape, 0)
+        for tree in (everything.extras, everything.observation, everything.next_observation):
+            assert tree["nothing"].shape == (*everything.reward.shape, 0)
 
 
 def test_sequences_follow_one_environment_when_num_envs_changes(tmp_path):
@@ -402,29 +405,3 @@ def test_missing_tensordict_raises(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensordict", None)
     with pytest.raises(ImportError, match="pip install tensordict"):
         to_tensordict(open_run(path).transitions()[:3])
-
-
-def test_empty_observations_are_read(path, given, tmp_path):
-    def with_nothing(tree, lead):
-        return {**tree, "nothing": np.zeros((*lead, 0), np.float32)}
-
-    changed = []
-    for one in given[0]:
-        episodes, lead = one.episodes, one.fields["reward"].shape
-        final = with_nothing(episodes.final_observation, episodes.id.shape)
-        observation = with_nothing(one.fields["observation"], lead)
-        changed.append(
-            one._replace(
-                fields={**one.fields, "observation": observation},
-                next_observation=with_nothing(one.next_observation, lead[1:]),
-                episodes=episodes._replace(final_observation=final),
-            )
-        )
-    run, without = open_run(write(tmp_path / "other", changed, max_epochs=2)), open_run(path)
-    for found, expected in (
-        (run.transitions()[:], without.transitions()[:]),
-        (run.sequences(2)[:], without.sequences(2)[:]),
-    ):
-        assert pairs(found) == pairs(expected)
-        for observation in (found.observation, found.next_observation):
-            assert observation["nothing"].shape == (*found.reward.shape, 0)

@@ -6,18 +6,9 @@ import pytest
 
 from rein.errors import StoreError
 from rein.store.hdf5 import HDF5Store
-from rein.store.reader import open_run
 from rein.testing.store import assert_equal, make_trajectory
 from tests import programs
-
-
-def read(path):
-    run = open_run(path)
-    return [run.trajectory(epoch) for epoch in run.epochs["number"]]
-
-
-def names(path):
-    return sorted(file.name for file in (path / "trajectories").iterdir())
+from tests.store.trajectory_files import names, read
 
 
 def test_existing_folder_raises_with_advice(tmp_path):
@@ -95,18 +86,6 @@ def test_new_run_in_an_old_folder_moves_files_aside(tmp_path):
         store.close()
     assert_equal(read(store.path), [make_trajectory(1, seed=1), make_trajectory(2, seed=1)])
     assert_equal(read(store.path / "aside" / "epoch-000000"), [make_trajectory(1), make_trajectory(2)])
-
-
-def test_store_returns_to_an_earlier_state(tmp_path):
-    """As when training returns to the last good checkpoint."""
-    store = HDF5Store(tmp_path / "run")
-    store.append(make_trajectory(1))
-    state = store.state_dict()
-    store.append(make_trajectory(2))
-    store.load_state_dict(state)
-    store.append(make_trajectory(2, seed=1))
-    store.close()
-    assert_equal(read(store.path), [make_trajectory(1), make_trajectory(2, seed=1)])
 
 
 def test_state_that_ends_inside_a_file_raises(tmp_path):

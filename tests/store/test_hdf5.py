@@ -1,5 +1,4 @@
 import contextlib
-import json
 import threading
 from itertools import count
 
@@ -17,6 +16,7 @@ from rein.store.memory_store import to_host
 from rein.store.reader import open_run
 from rein.testing import StatefulContract
 from rein.testing.store import StoreContract, assert_equal, make_trajectory
+from tests.store.trajectory_files import names, read, write
 
 
 class TestHDF5Store(StoreContract):
@@ -40,34 +40,14 @@ class TestStateOfHDF5Store(StatefulContract):
         return store.state_dict()
 
 
-def read(path):
-    run = open_run(path)
-    return [run.trajectory(epoch) for epoch in run.epochs["number"]]
-
-
-def names(path):
-    return sorted(file.name for file in (path / "trajectories").iterdir())
-
-
 def size_of(trajectory):
     return trajectory_writer.size_of(to_host(trajectory))
 
 
-def test_max_epochs_ends_a_file(tmp_path):
-    store = HDF5Store(tmp_path / "run", max_epochs=3)
-    for epoch in range(1, 9):
-        store.append(make_trajectory(epoch))
-    store.close()
-    assert names(store.path) == ["000001-000003.h5", "000004-000006.h5", "000007-000008.h5"]
-
-
 def test_max_bytes_ends_a_file(tmp_path):
     given = [make_trajectory(epoch) for epoch in range(1, 8)]
-    store = HDF5Store(tmp_path / "run", max_bytes=3 * size_of(given[0]) + 100)
-    for trajectory in given:
-        store.append(trajectory)
-    store.close()
-    assert names(store.path) == ["000001-000003.h5", "000004-000006.h5", "000007-000007.h5"]
+    path = write(tmp_path / "run", given, max_bytes=3 * size_of(given[0]) + 100)
+    assert names(path) == ["000001-000003.h5", "000004-000006.h5", "000007-000007.h5"]
 
 
 def test_max_seconds_ends_a_file_without_another_append(tmp_path):
@@ -84,25 +64,20 @@ def test_max_seconds_ends_a_file_without_another_append(tmp_path):
 @pytest.mark.parametrize("rows_in_a_file", [1, 3, 7])
 def test_large_epoch_is_split_and_read_as_one(tmp_path, rows_in_a_file):
     given = [make_trajectory(epoch, steps=20 if epoch == 2 else 1) for epoch in (1, 2, 3)]
-    store = HDF5Store(tmp_path / "run", max_bytes=rows_in_a_file * size_of(given[1]) // 20 + 1)
-    for trajectory in given:
-        store.append(trajectory)
-    store.close()
-    parts = [name for name in names(store.path) if name.startswith("000002-part-")]
+    path = write(tmp_path / "run", given, max_bytes=rows_in_a_file * size_of(given[1]) // 20 + 1)
+    parts = [name for name in names(path) if name.startswith("000002-part-")]
     assert len(parts) == -(-20 // rows_in_a_file)
     assert parts[1] == "000002-part-02.h5"
-    assert_equal(read(store.path), given)
-    assert list(open_run(store.path).epochs["length"]) == [1, 20, 1]
+    assert_equal(read(path), given)
+    assert list(open_run(path).epochs["length"]) == [1, 20, 1]
 
 
 def test_each_part_has_its_episodes_and_next_observation(tmp_path):
     given = make_trajectory(1, steps=20)
     ends = given.first_step + np.array([3, 11, 19])
     given = given._replace(episodes=given.episodes._replace(last_step=ends))
-    store = HDF5Store(tmp_path / "run", max_bytes=size_of(given) // 2 + 1)
-    store.append(given)
-    store.close()
-    first, second = (open_run(store.path / "trajectories" / name) for name in names(store.path))
+    path = write(tmp_path / "run", [given], max_bytes=size_of(given) // 2 + 1)
+    first, second = (open_run(path / "trajectories" / name) for name in names(path))
     assert list(first.epochs["length"]) == list(second.epochs["length"]) == [10]
     assert (list(first.episodes["last_step"]), list(second.episodes["last_step"])) == ([ends[0]], list(ends[1:]))
     observation = given.fields["observation"]["state"]
@@ -113,12 +88,9 @@ def test_each_part_has_its_episodes_and_next_observation(tmp_path):
 def test_epoch_with_a_missing_part_is_not_listed(tmp_path):
     """For example after a crash between two parts."""
     given = [make_trajectory(epoch, steps=20 if epoch == 2 else 1) for epoch in (1, 2)]
-    store = HDF5Store(tmp_path / "run", max_bytes=size_of(given[1]) // 3 + 1)
-    for trajectory in given:
-        store.append(trajectory)
-    store.close()
-    (store.path / "trajectories" / names(store.path)[-1]).unlink()
-    assert_equal(read(store.path), given[:1])
+    path = write(tmp_path / "run", given, max_bytes=size_of(given[1]) // 3 + 1)
+    (path / "trajectories" / names(path)[-1]).unlink()
+    assert_equal(read(path), given[:1])
 
 
 def test_only_requested_fields_and_valid_are_kept(tmp_path):
@@ -137,10 +109,8 @@ def test_only_requested_fields_and_valid_are_kept(tmp_path):
 def test_invalid_rows_are_blank_and_flagged(tmp_path):
     given = make_trajectory(1)
     given.fields["valid"][2, 1] = False
-    store = HDF5Store(tmp_path / "run", fields=["reward"])
-    store.append(given)
-    store.close()
-    run = open_run(store.path)
+    path = write(tmp_path / "run", [given], fields=["reward"])
+    run = open_run(path)
     reward = run.field("reward")
     assert np.isnan(reward[2, 1]) and np.isnan(reward).sum() == 1
     assert (run.field("valid")[()] == ~np.isnan(reward)).all()
@@ -155,10 +125,8 @@ def test_tensors_of_any_layout_are_stored_correctly(tmp_path):
         "strided": values_TN.numpy()[:, ::-1],
         "big_endian": values_TN.numpy().astype(">f8"),
     }
-    store = HDF5Store(tmp_path / "run")
-    store.append(given._replace(fields={**given.fields, **odd}))
-    store.close()
-    (kept,) = read(store.path)
+    path = write(tmp_path / "run", [given._replace(fields={**given.fields, **odd})])
+    (kept,) = read(path)
     for name, value in odd.items():
         value = value.detach().numpy() if isinstance(value, torch.Tensor) else value
         assert np.array_equal(kept.fields[name], value), name
@@ -190,14 +158,6 @@ def test_equal_epochs_give_equal_bytes(tmp_path):
         store.close()
     one, other = ((store.path / "trajectories" / "000001-000003.h5").read_bytes() for store in stores)
     assert one == other
-
-
-def test_run_json_is_written_and_read_back(tmp_path):
-    store, info = HDF5Store(tmp_path / "run"), {"seed": 1, "versions": {"rein": "0.1"}}
-    store.write_run(info)
-    store.append(make_trajectory(1))
-    store.close()
-    assert json.loads((store.path / "run.json").read_text()) == open_run(store.path).info == info
 
 
 def test_run_json_accepts_numpy_numbers_and_rejects_objects(tmp_path):

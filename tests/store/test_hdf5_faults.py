@@ -12,10 +12,9 @@ import pytest
 
 from rein.errors import StoreError
 from rein.store.format import sealed
-from rein.store.format.sealed import verify
 from rein.store.hdf5 import HDF5Store
-from rein.store.reader import open_run
 from rein.testing.store import assert_equal, make_trajectory
+from tests.store.trajectory_files import names, read
 
 
 class FullDisk:
@@ -32,15 +31,6 @@ class FullDisk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.room -= 1
         return os.write(descriptor, data)
-
-
-def read(path):
-    run = open_run(path)
-    return [run.trajectory(epoch) for epoch in run.epochs["number"]]
-
-
-def names(path):
-    return sorted(file.name for file in (path / "trajectories").iterdir())
 
 
 def test_unclosed_store_is_written_at_exit(tmp_path):
@@ -115,13 +105,3 @@ def test_removed_folder_raises_with_the_path(tmp_path):
     store.append(make_trajectory(1))
     with pytest.raises(StoreError, match=r"000001-000001\.h5: .* No such file or directory"):
         store.close()
-
-
-def test_finished_files_verify_and_no_temporary_files_remain(tmp_path):
-    store = HDF5Store(tmp_path / "run", max_epochs=2)
-    for epoch in range(1, 8):
-        store.append(make_trajectory(epoch))
-    store.close()
-    for path in (store.path / "trajectories").iterdir():
-        verify(path)
-    assert len(names(store.path)) == 4

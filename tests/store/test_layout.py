@@ -24,6 +24,7 @@ from rein.store.hdf5 import HDF5Store
 from rein.store.reader import open_run
 from rein.testing.store import assert_equal, make_trajectory, with_fields
 from rein.types import Trajectory
+from tests.store.trajectory_files import write
 
 NAME = "000001-000002.h5"
 
@@ -112,10 +113,7 @@ def test_files_have_at_most_max_rows(tmp_path: Path, monkeypatch: pytest.MonkeyP
     given = [make_trajectory(epoch, steps=steps) for epoch, steps in ((1, 10), (2, 25), (3, 5), (4, 4))]
     for module in (hdf5, trajectory_writer):
         monkeypatch.setattr(module, "MAX_ROWS", 30)
-    store = HDF5Store(tmp_path / "run")
-    for trajectory in given:
-        store.append(trajectory)
-    store.close()
+    write(tmp_path / "run", given)
     parts = [f"000002-part-0{number}.h5" for number in (1, 2, 3)]
     names = sorted(file.name for file in (tmp_path / "run/trajectories").iterdir())
     assert names == ["000001-000001.h5", *parts, "000003-000004.h5"]
@@ -126,8 +124,8 @@ def set_to(name: str, **described: Any) -> Callable[[Any], object]:
     return lambda found: found["datasets"][name].update(described)
 
 
-def drop(name: str) -> Callable[[Any], object]:
-    return lambda found: found["datasets"].pop(name)
+def drop(*begins: str) -> Callable[[Any], object]:
+    return lambda found: [found["datasets"].pop(path) for path in [*found["datasets"]] if path.startswith(begins)]
 
 
 def shifted_chunk(found: Any) -> None:
@@ -165,8 +163,18 @@ CHANGES: dict[str, tuple[Callable[[Any], object], str]] = {
     "no datasets": (lambda f: f.clear(), "datasets"),
     "datasets that are a list": (lambda f: f.update(datasets=[]), "items"),
     "a field of other rows": (set_to(REWARD, shape=[599, 3]), "does not fit"),
-    "a missing column": (drop("epochs/length"), "length"),
+    "no epochs": (drop("epochs"), "number"),
+    "no episodes": (drop("episodes"), "id"),
+    "no table": (drop("e", "trajectory"), "number"),
+    "a missing column": (drop("epochs/status"), "status"),
+    "a column inside a column": (
+        lambda f: f["datasets"].update({"epochs/length/x": f["datasets"].pop("epochs/length")}),
+        "length",
+    ),
+    "a column of other rows": (set_to("epochs/length", shape=[1]), "length"),
+    "a column that is a number": (set_to("epochs/length", shape=[]), "length"),
     "a column of text": (set_to("epochs/length", dtype="|S8"), "column 'length' is invalid"),
+    "a column of floats": (set_to("epochs/length", dtype="<f8"), "length"),
 }
 
 

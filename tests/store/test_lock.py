@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from rein.errors import StoreError
 from rein.store.checkpoint_file import write_checkpoint
 from rein.store.folder import Lock, is_locked, keep_stores_out
 from rein.store.hdf5 import HDF5Store
+from rein.store.folder import Lock, is_locked
 from rein.testing.store import make_trajectory
 from tests import programs
 
@@ -106,15 +106,6 @@ def test_store_that_is_no_longer_referenced_does_not_block_the_next_one(tmp_path
     assert fails or rein.open_run(tmp_path / "run").epochs["number"].tolist() == [1]
 
 
-def test_garbage_collection_releases_the_lock(tmp_path):
-    (tmp_path / "run").mkdir()
-    lock = Lock(tmp_path / "run")
-    assert is_locked(tmp_path / "run")
-    del lock
-    gc.collect()
-    assert not is_locked(tmp_path / "run")
-
-
 def test_lock_may_be_released_twice(tmp_path):
     lock = Lock(tmp_path)
     lock.release()
@@ -169,18 +160,3 @@ def test_store_works_on_a_file_system_without_locks(tmp_path, monkeypatch):
     HDF5Store(tmp_path / "run", "resume").close()
     assert len(os.listdir("/dev/fd")) == before
     assert not is_locked(tmp_path / "run")
-
-
-def test_keep_stores_out_prevents_opening(tmp_path):
-    with keep_stores_out(tmp_path):
-        assert "writing" in opened_by_another_process(tmp_path)
-        with pytest.raises(StoreError, match="writing"):
-            Lock(tmp_path)
-    Lock(tmp_path).release()
-
-
-def test_keep_stores_out_raises_while_a_store_is_open(tmp_path):
-    lock = Lock(tmp_path)
-    with pytest.raises(StoreError, match="writing"), keep_stores_out(tmp_path):
-        pass
-    lock.release()

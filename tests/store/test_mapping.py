@@ -88,14 +88,6 @@ def test_number_of_mapped_files_is_bounded(tmp_path, monkeypatch):
     assert maps_of(tmp_path) == 0
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc/self/fd")
-def test_mapped_file_holds_no_descriptor(tmp_path):
-    write(tmp_path / "run", 1)
-    held = list(open_run(tmp_path / "run"))
-    opened = [os.path.realpath(link) for link in Path("/proc/self/fd").iterdir()]
-    assert held and not [name for name in opened if name.startswith(str(tmp_path))]
-
-
 @pytest.mark.parametrize(
     ("code", "advice"), [(errno.EMFILE, "ulimit -n"), (errno.ENFILE, "fs.file-max"), (errno.ENOMEM, "vm.max_map_count")]
 )
@@ -134,21 +126,13 @@ def decoded(monkeypatch):
     return found
 
 
-def test_sequential_reading_decodes_each_chunk_once(tmp_path, decoded):
-    given = write(tmp_path / "run", 20, max_epochs=10, steps=100)
-    run = open_run(tmp_path / "run")
-    assert_equal(list(run), given)
-    assert len(run.files) == 2 and decoded
-    assert len(decoded) == len(set(decoded))
-
-
 def test_reading_two_runs_alternately_decodes_each_chunk_once(tmp_path, decoded):
     """Compaction compares two runs this way."""
     for name in ("one", "other"):
         write(tmp_path / name, 10, max_epochs=10, steps=100)
     for one, other in zip(open_run(tmp_path / "one"), open_run(tmp_path / "other"), strict=True):
         assert_equal([one], [other])
-    assert len(decoded) == len(set(decoded))
+    assert decoded and len(decoded) == len(set(decoded))
 
 
 def test_random_reading_with_a_small_cache_is_correct(tmp_path, monkeypatch):

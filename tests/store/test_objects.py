@@ -56,20 +56,6 @@ def test_dataset_matches_create_dataset(name: str) -> None:
     assert described(file["ours"]) == described(file["theirs"])
 
 
-@pytest.mark.parametrize("name", ["int64", "bool"])
-def test_chunked_dataset_matches_create_dataset(name: str) -> None:
-    array = np.tile(ARRAYS[name], (50, *(1,) * (ARRAYS[name].ndim - 1)))
-    chunks = (16, *array.shape[1:])
-
-    def both(file: Any) -> None:
-        nexus.add_dataset(file, "ours", array, chunks=chunks)
-        file.create_dataset("theirs", data=array, chunks=chunks, compression="gzip", compression_opts=1, shuffle=True)
-
-    file = written(both)
-    assert described(file["ours"]) == described(file["theirs"])
-    assert described(file["ours"])["filters"]
-
-
 def test_rows_are_written_at_their_position() -> None:
     array = ARRAYS["float32"]
 
@@ -112,21 +98,3 @@ def test_attributes_and_names_match_h5py() -> None:
         assert (a.shape, np.array(ours.attrs[name]).tolist()) == (b.shape, np.array(theirs.attrs[name]).tolist())
     assert ours["Größe"] == ours
     assert ours.id.links.get_info("Größe".encode()).cset == h5py.h5t.CSET_UTF8
-
-
-def test_link_is_the_same_object() -> None:
-    def linked(file: Any) -> None:
-        dataset = nexus.add_dataset(file, "data", np.arange(3))
-        nexus.link(nexus.add_group(file, "view", "NXdata"), "signal", dataset)
-
-    file: Any = written(linked)
-    assert file["view/signal"] == file["data"]
-
-
-def test_existing_name_raises() -> None:
-    def twice(file: Any) -> None:
-        nexus.add_dataset(file, "data", np.arange(3))
-        nexus.add_dataset(file, "data", np.arange(3))
-
-    with pytest.raises((ValueError, OSError), match="exists"):
-        written(twice)

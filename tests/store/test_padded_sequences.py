@@ -13,7 +13,8 @@ from rein.ops.trees import leaves
 from rein.store import datasets as datasets_module
 from rein.store.reader import open_run
 from rein.testing.store import make_trajectory
-from tests.store.test_datasets import Known, simulate, write
+from tests.store.test_datasets import Known, simulate, windows
+from tests.store.trajectory_files import write
 
 
 @pytest.fixture(params=["in memory", "mapped"])
@@ -24,25 +25,12 @@ def given(request: Any, monkeypatch: Any, tmp_path: Path) -> tuple[Path, list[Kn
     return write(tmp_path / "run", trajectories, max_epochs=2), known
 
 
-def windows(known: list[Known], length: int, stride: int) -> list[list[Known]]:
-    """Find all windows row by row, with shorter ones at the ends of episodes."""
-    at = {(k.environment, k.step): k for k in known}
-    episodes: list[list[Known]] = []
-    for k in sorted(known, key=lambda k: (k.environment, k.step)):
-        before = at.get((k.environment, k.step - 1))
-        if before is None or before.following != k.observation:
-            episodes.append([])
-        episodes[-1].append(k)
-    found = [e[i : i + length] for e in episodes for i in range(0, len(e), stride)]
-    return sorted(found, key=lambda window: (window[0].step, window[0].environment))
-
-
 @pytest.mark.parametrize(("length", "stride"), [(1, 1), (4, 1), (4, 3), (9, 9), (100, 100)])
 def test_padded_sequences_have_the_transitions_and_then_zeros(
     given: tuple[Path, list[Known]], length: int, stride: int
 ) -> None:
     path, known = given
-    sequences, expected = open_run(path).sequences(length, stride, pad=True), windows(known, length, stride)
+    sequences, expected = open_run(path).sequences(length, stride, pad=True), windows(known, length, stride, pad=True)
     assert len(sequences) == len(expected)
     order = torch.randperm(len(sequences), generator=torch.manual_seed(0))
     for batch, want in ((sequences[:], expected), (sequences[order], [expected[i] for i in order.tolist()])):

@@ -461,14 +461,6 @@ def test_metrics_of_any_name_are_drawn(tmp_path: Path) -> None:
             assert [float(row[column]) for row in rows] == expected
 
 
-def test_store_without_a_folder_writes_no_metrics_files() -> None:
-    environment = Gridworld(4, [(2, 4)], seed=0)
-    agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
-    loop = rein.training_loop(agent, environment, rein.MemoryStore(), epochs=1, iterations=3)
-    assert "metrics_files" not in loop.parts
-    assert loop.run().status == "completed"
-
-
 @pytest.mark.parametrize(
     ("text", "word"),
     [

@@ -46,13 +46,6 @@ def test_every_n_th_epoch_is_kept(tmp_path):
     assert [path.name for path in list_files(with_gaps.path / "trajectories")] == ["000003-000009.h5"]
 
 
-def test_every_zero_keeps_no_epochs(tmp_path):
-    store = HDF5Store(tmp_path / "run", every=0)
-    append(store, range(1, 11))
-    store.close()
-    assert list_files(store.path / "trajectories") == []
-
-
 @pytest.mark.default_cases(every=5)
 @pytest.mark.parametrize("mode", ["max", "min"])
 @pytest.mark.parametrize("count", [1, 3, 9, 20])
@@ -229,17 +222,6 @@ def test_run_with_a_misspelled_metric_raises_after_the_first_epoch(tmp_path):
     with pytest.raises(ValueError, match="did you mean 'episode_return'"):
         loop.run(epochs=5, iterations=9)
     assert loop.state.epoch == 1
-
-
-def test_invalid_rows_are_excluded_for_any_fields(tmp_path):
-    environment = Gridworld(4, [(2, 4)], seed=0, max_episode_steps=9)
-    agent = QLearning(environment.single_observation_space, environment.single_action_space, seed=0)
-    store = HDF5Store(tmp_path / "run", fields=["observation", "reward"])
-    rein.train(agent, environment, store, epochs=3, episodic=True, seed=0)
-    store.close()
-    run = rein.open_run(store.path)
-    assert set(run.fields) == {"observation", "reward", "valid"}
-    assert len(run.transitions()) == run.field("valid").sum() == run.episodes["length"].sum()
 
 
 def test_compacted_run_keeps_best_epochs_in_separate_files(tmp_path):

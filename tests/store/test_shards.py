@@ -250,18 +250,6 @@ def test_checkpoint_with_damaged_rows_is_skipped(tmp_path, caplog, damage):
     store.close()
 
 
-def test_damaged_row_file_is_rewritten(tmp_path):
-    taken(tmp_path, 2)
-    name = names_in(tmp_path / "epoch-000002.h5")[0]
-    whole = (tmp_path / f"rows/{name}.h5").read_bytes()
-    (tmp_path / f"rows/{name}.h5").write_bytes(whole[:-1])
-    store, loop = Checkpoints(tmp_path), make()
-    loop.run(epochs=2)
-    store.take(loop, {})
-    store.close()
-    assert (tmp_path / f"rows/{name}.h5").read_bytes() == whole
-
-
 def test_checkpoints_moved_aside_keep_their_rows(tmp_path):
     folder = tmp_path / "checkpoints"
     taken(folder, 4, {4: 1.0}, best=("score", "max"))

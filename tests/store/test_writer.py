@@ -19,16 +19,6 @@ def writer():
     writer.close()
 
 
-def test_jobs_run_in_order_on_one_thread(writer):
-    done = []
-    for number in range(50):
-        writer.submit(lambda number=number: done.append((number, threading.current_thread())), size=1)
-    writer.wait()
-    assert [number for number, _ in done] == list(range(50))
-    assert {thread for _, thread in done}.isdisjoint({threading.current_thread()})
-    assert len({thread for _, thread in done}) == 1
-
-
 def test_submit_blocks_while_max_bytes_are_unfinished(writer):
     may_end, submitted = threading.Event(), threading.Event()
     writer.submit(may_end.wait, size=60)
@@ -71,18 +61,6 @@ def test_first_error_stops_the_writer_and_is_raised(writer):
     writer.close()  # the error was already raised
 
 
-def test_close_raises_an_unreported_error():
-    writer = Writer(max_bytes=100, idle=nothing, interval=10.0)
-
-    def fail():
-        raise RuntimeError("unreported")
-
-    writer.submit(fail, size=1)
-    with pytest.raises(StoreError, match="unreported"):
-        writer.close()
-    writer.close()
-
-
 def test_blocked_submit_raises_the_error(writer):
     def fail():
         time.sleep(0.05)
@@ -91,15 +69,6 @@ def test_blocked_submit_raises_the_error(writer):
     writer.submit(fail, size=100)
     with pytest.raises(StoreError, match="no more"):
         writer.submit(nothing, size=100)
-
-
-def test_close_finishes_submitted_jobs():
-    writer, done = Writer(max_bytes=100, idle=nothing, interval=10.0), []
-    for number in range(5):
-        writer.submit(lambda number=number: (time.sleep(0.01), done.append(number)), size=1)
-    writer.close()
-    assert done == list(range(5))
-    assert not writer._thread.is_alive()
 
 
 def test_end_does_not_wait_and_loses_no_jobs():
@@ -113,13 +82,6 @@ def test_end_does_not_wait_and_loses_no_jobs():
     writer._thread.join()
     assert not writer._thread.is_alive()
     assert done == ["the last"]
-
-
-def test_idle_is_called_without_work():
-    called = threading.Event()
-    writer = Writer(max_bytes=100, idle=called.set, interval=0.01)
-    assert called.wait()
-    writer.close()
 
 
 def test_use_in_a_forked_process_raises(writer, monkeypatch):
