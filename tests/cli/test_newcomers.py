@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from rein.cli.options import parse
+from rein.cli.recipes import recipe_names
 
 import rein
 from rein import foreign_names
@@ -19,8 +21,6 @@ from rein.agents.ppo import PPO
 from rein.agents.q_learning import QLearning
 from rein.agents.sac import SAC
 from rein.cli import main
-from rein.cli.options import parse
-from rein.cli.recipes import recipe_names
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment

@@ -16,9 +16,8 @@ import pytest
 import rein
 from rein.errors import StoreError
 from rein.store.checkpoint_file import write_checkpoint
-from rein.store.folder import Lock, is_locked, keep_stores_out
-from rein.store.hdf5 import HDF5Store
 from rein.store.folder import Lock, is_locked
+from rein.store.hdf5 import HDF5Store
 from rein.testing.store import make_trajectory
 from tests import programs
 
