@@ -34,7 +34,8 @@ class FastLearner(Learner):
         super().__init__(*arguments, **options)
         if compile and threads > 1 and has_graphs(self.device):
             raise ValueError(f"threads={threads}, compile=True: CUDA graphs require a single thread; use threads=1")
-        self._compiled, self._loss = compile, compiled(self.loss, self.device) if compile else self.loss
+        self._compiled = compile
+        self._loss = compiled(self.loss, self.device) if compile else self.loss
         self._copies = compile and has_graphs(self.device)  # copy gradients before the next part overwrites them
         self._closed_form = None if self._bfloat16 else gradient_of(self.loss, self.networks)
         if compile and self._closed_form is not None:
