@@ -88,13 +88,13 @@ class FastLearner(Learner):
             return super().part_gradients(batch, coefficients, report, share)
         learned = [parameter for parameter in self.parameters if parameter.requires_grad]  # may change during a run
         if self._closed_form is not None and len(learned) == len(self.parameters):
-            found = self._closed_form(self.networks, batch, coefficients, share, report=report)
-            if found is not None:
-                return found
+            result = self._closed_form(self.networks, batch, coefficients, share, report=report)
+            if result is not None:
+                return result
         loss, metrics = self.weighted_loss(self._loss, batch, coefficients, report, share)
         gradients = torch.autograd.grad(loss, learned, allow_unused=True) if learned else ()
-        found = iter(map_tree(Tensor.clone, gradients) if self._copies else gradients)
-        return [next(found) if parameter.requires_grad else None for parameter in self.parameters], metrics
+        computed = iter(map_tree(Tensor.clone, gradients) if self._copies else gradients)
+        return [next(computed) if parameter.requires_grad else None for parameter in self.parameters], metrics
 
 
 def keep_freed_memory() -> None:
