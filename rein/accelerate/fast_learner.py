@@ -34,7 +34,8 @@ class FastLearner(Learner):
         super().__init__(*arguments, **options)
         if compile and threads > 1 and has_graphs(self.device):
             raise ValueError(f"threads={threads}, compile=True: CUDA graphs require a single thread; use threads=1")
-        self._compiled, self._loss = compile, compiled(self.loss, self.device) if compile else self.loss
+        self._compiled = compile
+        self._loss = compiled(self.loss, self.device) if compile else self.loss
         self._copies = compile and has_graphs(self.device)  # copy gradients before the next part overwrites them
         self._closed_form = None if self._bfloat16 else gradient_of(self.loss, self.networks)
         if compile and self._closed_form is not None:
@@ -87,13 +88,13 @@ class FastLearner(Learner):
             return super().part_gradients(batch, coefficients, report, share)
         learned = [parameter for parameter in self.parameters if parameter.requires_grad]  # may change during a run
         if self._closed_form is not None and len(learned) == len(self.parameters):
-            found = self._closed_form(self.networks, batch, coefficients, share, report=report)
-            if found is not None:
-                return found
+            result = self._closed_form(self.networks, batch, coefficients, share, report=report)
+            if result is not None:
+                return result
         loss, metrics = self.weighted_loss(self._loss, batch, coefficients, report, share)
         gradients = torch.autograd.grad(loss, learned, allow_unused=True) if learned else ()
-        found = iter(map_tree(Tensor.clone, gradients) if self._copies else gradients)
-        return [next(found) if parameter.requires_grad else None for parameter in self.parameters], metrics
+        computed = iter(map_tree(Tensor.clone, gradients) if self._copies else gradients)
+        return [next(computed) if parameter.requires_grad else None for parameter in self.parameters], metrics
 
 
 def keep_freed_memory() -> None:

@@ -64,7 +64,8 @@ class _Columns(nn.Module):
 
     def __init__(self, start: int, stop: int) -> None:
         super().__init__()
-        self._start, self._stop = start, stop
+        self._start = start
+        self._stop = stop
 
     def forward(self, x_BP: Tensor) -> Tensor:
         """Return (B, stop - start)."""
@@ -186,7 +187,9 @@ class CustomModules:
         preprocess: Preprocessor,
     ) -> None:
         self._spaces = {"observation_space": visible_space(observation_space), "action_space": action_space}
-        self._observation_space, self._preprocess, self._generator = observation_space, preprocess, generator
+        self._observation_space = observation_space
+        self._preprocess = preprocess
+        self._generator = generator
 
     def build(
         self, option: str, factory: NetworkFactory, outputs: dict[str, tuple[int, ...]], *, action: int | None = None

@@ -26,6 +26,13 @@ class Tanh(nn.Module):
 ACTIVATIONS = {"tanh": Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU}
 
 
+def new_activation(name: str) -> nn.Module:
+    """Return an activation by name. Raises ValueError for an unknown name."""
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation={name!r}: use one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]()
+
+
 class MLP(nn.Module):
     """Linear layers with an activation after each; (B, I) -> (B, H).
 
@@ -35,12 +42,10 @@ class MLP(nn.Module):
 
     def __init__(self, inputs: int, hidden: Sequence[int], activation: str, generator: torch.Generator) -> None:
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation={activation!r}: use one of {', '.join(ACTIVATIONS)}")
         sizes = [inputs, *hidden]
         layers: list[nn.Module] = []
         for before, after in itertools.pairwise(sizes):
-            layers += [orthogonal_linear(before, after, math.sqrt(2.0), generator), ACTIVATIONS[activation]()]
+            layers += [orthogonal_linear(before, after, math.sqrt(2.0), generator), new_activation(activation)]
         self.layers = nn.Sequential(*layers)
         self.features = sizes[-1]
 
@@ -78,10 +83,10 @@ class Stack(nn.Module):
         self, members: int, inputs: int, hidden: Sequence[int], activation: str, generator: torch.Generator
     ) -> None:
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation={activation!r}: use one of {', '.join(ACTIVATIONS)}")
-        self.members, self.features = members, [inputs, *hidden][-1]
-        self.activation, self._apply_activation = activation, ACTIVATIONS[activation]()
+        self.members = members
+        self.features = [inputs, *hidden][-1]
+        self.activation = activation
+        self._apply_activation = new_activation(activation)
         self._accelerated = find("layers", activation)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for before, after in itertools.pairwise([inputs, *hidden]):

@@ -45,7 +45,8 @@ class Scale(nn.Module):
         """Create the scaling. Raises ValueError for a space that `check_bounded` refuses."""
         super().__init__()
         box = check_bounded(space)
-        self.shape, self.actions = box.shape, int(np.prod(box.shape))
+        self.shape = box.shape
+        self.actions = int(np.prod(box.shape))
         for name, bound in (("low", box.low), ("high", box.high)):
             self.register_buffer(name, torch.as_tensor(bound, dtype=torch.float32, device=device).flatten(), False)
 
@@ -354,7 +355,8 @@ class DiscreteNetworks(OffPolicyNetworks):
     carry_size = 0
 
     def _read_actions(self, action_space: spaces.Space[Any], device: torch.device) -> None:
-        self._actions, self._space = count_actions(action_space), action_space
+        self._actions = count_actions(action_space)
+        self._space = action_space
 
     def _actor(self, layers: Layers, encoder: nn.Module | None) -> nn.Module:
         return DiscreteActor(self.preprocess.features, self._space, layers, encoder)

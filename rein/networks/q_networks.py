@@ -29,7 +29,7 @@ from rein.networks.encoder import (
     through,
 )
 from rein.networks.heads import count_actions
-from rein.networks.mlp import ACTIVATIONS, Stack, orthogonal_linear
+from rein.networks.mlp import Stack, new_activation, orthogonal_linear
 from rein.ops.values import mask_values
 
 
@@ -147,7 +147,7 @@ def _normalized(sizes: Sequence[int], activation: str, generator: torch.Generato
     layers: list[nn.Module] = []
     for inputs, outputs in itertools.pairwise(sizes):
         layers.append(orthogonal_linear(inputs, outputs, math.sqrt(2.0), generator))
-        layers += [nn.LayerNorm(outputs, dtype=torch.float32, device=generator.device), ACTIVATIONS[activation]()]
+        layers += [nn.LayerNorm(outputs, dtype=torch.float32, device=generator.device), new_activation(activation)]
     return nn.Sequential(*layers)
 
 

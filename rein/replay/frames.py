@@ -45,8 +45,13 @@ class Frames:
         device: torch.device | str = "cpu",
     ) -> None:
         """`shape` is the shape of one frame. Raises MemoryError if the frames do not fit."""
-        self.slots, self.num_envs, self.length = slots, num_envs, length
-        self.shape, self.dtype, self.storage, self.device = tuple(shape), dtype, storage, checked_device(device)
+        self.slots = slots
+        self.num_envs = num_envs
+        self.length = length
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.storage = storage
+        self.device = checked_device(device)
         self.steps = 0  # number of appended steps
         self._stacks = slots + 1  # one per step, and the next observation of the newest step
         self._rows = slots + length  # the oldest stack reaches `length` frames back
@@ -96,7 +101,8 @@ class Frames:
                 self._next_id[(step - 1) % self._stacks, other_E] = self._keep(next_EL)
                 self._place(step, other_E, stack_EL, before_EL)
         self._place(step + 1, self._every, next_NL, stack_NL)
-        self.steps, self._newest = step + 1, (stack_NL, next_NL)
+        self.steps = step + 1
+        self._newest = (stack_NL, next_NL)
 
     def _before(self) -> tuple[Tensor, Tensor] | None:
         if self._newest is None and self.steps:  # after load_state_dict
@@ -131,7 +137,8 @@ class Frames:
             id_K = torch.arange(self._first, self._ids, device=self.device)
             if used:
                 larger.index_copy_(0, id_K % len(larger), self._whole.index_select(0, id_K % len(self._whole)))
-            self._whole, self._whole_blocks = larger, Blocks(larger)
+            self._whole = larger
+            self._whole_blocks = Blocks(larger)
         id_E = torch.arange(self._ids, self._ids + count, device=self.device)
         if count:
             first = self._ids % len(self._whole)
@@ -210,7 +217,10 @@ class Frames:
             raise ValueError(f"the state has {whole} whole stacks, but ids from {first} to {ids}")
         self._whole = self._memory(whole, self.length)
         self._whole_blocks = Blocks(self._whole)
-        self.steps, self._ids, self._first, self._newest = steps, ids, first, None
+        self.steps = steps
+        self._ids = ids
+        self._first = first
+        self._newest = None
         self._blocks.fill("frames", state["frames"], min(steps + 1, self._rows) * self.num_envs)
         self._whole_blocks.fill("kept", state["kept"], whole)
         for name in ("depth", "id", "next_id", "first_of"):
@@ -243,7 +253,8 @@ class FrameReplay(Replay):
     def __init__(self, capacity: int, frame_stack: int, shape: Sequence[int], **options: Any) -> None:
         """`options` are those of `Replay`. Raises ValueError if no end axis of `shape` has `frame_stack` entries."""
         super().__init__(capacity, **options)
-        self.frame_stack, self.shape = frame_stack, tuple(shape)
+        self.frame_stack = frame_stack
+        self.shape = tuple(shape)
         self._axis = stack_axis(self.shape, frame_stack)
         self.frames: Frames | None = None  # until the first transition
 

@@ -252,7 +252,8 @@ class Priorities:
                 compiled.refresh(_arrays(self._sums), block_B.numpy())
             else:
                 refresh_(self._sums, block_B)
-            self._stale, self._stale_rows = [], 0
+            self._stale = []
+            self._stale_rows = 0
 
     def _rebuild(self) -> None:
         self._sums = levels_of(self._priority)

@@ -22,7 +22,8 @@ class Drawable:
     """Set of the rows that can be sampled: the whole ring, or a list of rows once a row is excluded."""
 
     def __init__(self, rows: int = 0, device: torch.device | str = "cpu") -> None:
-        self.rows, self.device = rows, torch.device(device)
+        self.rows = rows
+        self.device = torch.device(device)
         self.count = 0  # number of rows that can be sampled
         self._list: Tensor | None = None  # ring of `count` row numbers that begins at `_first`
         self._first = 0
@@ -41,7 +42,8 @@ class Drawable:
         place = (self._first + self.count + torch.arange(len(new), device=self.device)) % self.rows
         self._list[place] = new  # type: ignore[index]  # created above
         self._drawable[index_R] = valid_R
-        self._first, self.count = (self._first + gone) % self.rows, self.count - gone + len(new)
+        self._first = (self._first + gone) % self.rows
+        self.count = self.count - gone + len(new)
         if self.count == self.rows:  # as after loading a state
             self._list = None
 
@@ -49,7 +51,8 @@ class Drawable:
         """Create the list with all rows so far, the oldest first."""
         first = next_row if self.count == self.rows else 0
         number = torch.arange(self.rows, device=self.device)
-        self._list, self._drawable = (number + first) % self.rows, torch.zeros_like(number, dtype=torch.bool)
+        self._list = (number + first) % self.rows
+        self._drawable = torch.zeros_like(number, dtype=torch.bool)
         self._drawable[self._list[: self.count]] = True
         self._first = 0
 
@@ -103,7 +106,9 @@ class Replay:
             raise ValueError(f"capacity={capacity}: give 1 or more transitions")
         if storage not in ("memory", "memmap"):
             raise ValueError(f'storage={storage!r}: use "memory" or "memmap"')
-        self.capacity, self.storage, self.device = capacity, storage, checked_device(device)
+        self.capacity = capacity
+        self.storage = storage
+        self.device = checked_device(device)
         if storage == "memmap" and self.device.type != "cpu":
             raise ValueError(f'storage="memmap" works on the CPU only, not on {device}')
         self.num_envs = self.slots = 0  # set at the first transition
@@ -199,7 +204,8 @@ class Replay:
         rows = slots * self.num_envs
         self._bytes = allocate(rows, packing.row_bytes, self.storage, self.device)
         self._blocks = Blocks(self._bytes)
-        self._packing, self.slots = packing, slots
+        self._packing = packing
+        self.slots = slots
         self._most_staged = max(1, min(_STAGED, slots, _STAGED_BYTES // (self.num_envs * packing.row_bytes)))
         self._columns = packing.columns(self._bytes.view(slots, self.num_envs, packing.row_bytes))
         self._fields = {}
@@ -315,7 +321,8 @@ class Replay:
         if not (0 < filled <= slots > next_slot >= 0):
             raise ValueError(f"the state is damaged: {filled} of {slots} slots are filled, the next is {next_slot}")
         self._blocks.fill("blocks", state["blocks"], filled * num_envs)
-        self.filled, self.next_slot = filled, next_slot
+        self.filled = filled
+        self.next_slot = next_slot
         self._valid = self._find_valid()
 
     def _find_valid(self) -> Drawable:

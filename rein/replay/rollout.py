@@ -84,7 +84,8 @@ class RowBuffer:
         self._keep({name: old[name] if name in old else map_tree(self._allocate, row[name]) for name in row})
 
     def _keep(self, storage: dict[str, Tree]) -> None:
-        self._storage, self._views = storage, []
+        self._storage = storage
+        self._views = []
         self._forms = map_tree(lambda rows: _Form(rows.shape[1:], rows.dtype), storage)
 
     def _begin_block(self, block: int) -> None:

@@ -60,7 +60,10 @@ class SequenceReplay(Replay):
         for name, count, least in (("length", length, 1), ("before", before, 0), ("stride", stride, 1)):
             if count < least:
                 raise ValueError(f"SequenceReplay({name}={count}): give {least} or more")
-        self.length, self.before, self.stride, self.whole = length, before, stride, whole
+        self.length = length
+        self.before = before
+        self.stride = stride
+        self.whole = whole
         self._least = (length - 1) * stride if whole else 0  # rows of the episode before a sampled row
         # number of earlier rows of the episode for each row; -1 for invalid rows
         self._step_SN = torch.empty(0, dtype=torch.int64, device="cpu")
@@ -194,7 +197,9 @@ class ClipStream(IterableDataset[Clips]):
     ) -> None:
         """`fields` and `begin` are those of `SequenceReplay.clips`."""
         super().__init__()
-        self._replay, self._batch_size, self._options = replay, batch_size, {"fields": fields, "begin": begin}
+        self._replay = replay
+        self._batch_size = batch_size
+        self._options = {"fields": fields, "begin": begin}
         self._generator = generator(seed, "clips", device=replay.device)
 
     def __iter__(self) -> Iterator[Clips]:

@@ -322,7 +322,7 @@ def test_discrete_sac_losses_match_reference() -> None:
     agent, sample = _with_sample(rein.DiscreteSAC)
     networks, alpha = agent.networks, torch.tensor(3.0)  # 3 times the lowest logit overflows
     x, next_x = networks.preprocess(sample.observation), networks.preprocess(sample.next_observation)
-    target = agent._target(sample, next_x, alpha)
+    target = agent.target(sample, agent._next_values(next_x, alpha))
     expected = []
     for b in range(64):
         value = _soft_value(networks, networks.target_critics, next_x, b, 3.0)

@@ -163,7 +163,7 @@ def test_target_of_sac_matches_definition() -> None:
     agent = trained(rein.SAC, gamma=0.8)
     networks, sample = agent.networks, agent.replay.sample(30, generator(0, "test"), gamma=0.8)
     noise, after = torch.randn(30, 2, generator=generator(1, "test")), sample.next_observation
-    found = agent._target(sample, networks.preprocess(after), noise, torch.tensor(0.7))
+    found = agent.target(sample, agent._next_values(networks.preprocess(after), noise, torch.tensor(0.7)))
     mean, log_std = networks.actor(after["observation"]).chunk(2, -1)
     u = mean + log_std.exp() * noise
     log_prob = (torch.distributions.Normal(mean, log_std.exp()).log_prob(u) - torch.log1p(-u.tanh().square())).sum(1)
@@ -177,7 +177,7 @@ def test_target_of_a_deterministic_agent_matches_definition(kind: Any) -> None:
     vars(agent)["target_noise"] = 0.0
     networks, sample = agent.networks, agent.replay.sample(30, generator(0, "test"), gamma=0.8)
     after = sample.next_observation
-    found = agent._target(sample, networks.preprocess(after))
+    found = agent.target(sample, agent._next_values(networks.preprocess(after)))
     action = networks.target_actor(after["observation"]).tanh()
     expected = sample.reward + 0.8 * values(networks.target_critics, after, action).amin(0)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -187,7 +187,7 @@ def test_discrete_sac_separates_the_inputs_of_actor_and_critics() -> None:
     agent = trained(rein.DiscreteSAC, gamma=0.8, normalize_observation=False)
     networks, sample = agent.networks, agent.replay.sample(30, generator(0, "test"), gamma=0.8)
     after = sample.next_observation
-    found = agent._target(sample, networks.preprocess(after), torch.tensor(0.7))
+    found = agent.target(sample, agent._next_values(networks.preprocess(after), torch.tensor(0.7)))
     log_prob = networks.actor(after["observation"]).log_probs
     weight, bias = networks.target_critics.hidden.layers
     input = torch.cat([after["observation"], after["critic_observation"]], 1)

@@ -68,7 +68,7 @@ def test_single_critic_and_target_without_noise():
     rein.train(agent, environment, epochs=1, iterations=10)
     networks, sample = agent.networks, agent.replay.sample(20, generator(0, "test"), gamma=0.8)
     position = agent.generator.get_state()
-    found = agent._target(sample, sample.next_observation)
+    found = agent.target(sample, agent._next_values(sample.next_observation))
     assert torch.equal(position, agent.generator.get_state())
     (value,) = networks.target_critics(sample.next_observation, networks.target_actor(sample.next_observation).tanh())
     torch.testing.assert_close(found, sample.reward + 0.8 * value, rtol=1e-5, atol=1e-5)

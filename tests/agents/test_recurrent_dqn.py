@@ -254,7 +254,7 @@ def test_padding_has_no_effect() -> None:
     learned = []
     for each in (clips, garbage):
         other = untrained(sequence_length=8, burn_in=3)
-        other._learner.optimizer.param_groups[0]["lr"] = 0.1
+        other.learners["values"].optimizer.param_groups[0]["lr"] = 0.1
         metrics, error_B = other.update_from(each, None, True)
         learned.append((dict(other.networks.state_dict()), metrics, error_B))
     for (path, one), (_, two) in zip(*(leaves(each) for each in learned), strict=True):

@@ -99,7 +99,7 @@ def test_target_matches_definition():
     networks, sample = agent.networks, agent.replay.sample(200, generator(0, "test"), gamma=0.8)
     sample = sample._replace(terminated=torch.arange(200) % 3 == 0)
     agent.generator.set_state(generator(5, "noise").get_state())
-    found = agent._target(sample, sample.next_observation)
+    found = agent.target(sample, agent._next_values(sample.next_observation))
     noise = torch.randn(200, 2, generator=generator(5, "noise")) * 0.4
     assert (noise.abs() > 0.5).any()
     action = (networks.target_actor(sample.next_observation).tanh() + noise.clamp(-0.5, 0.5)).clamp(-1.0, 1.0)

@@ -193,5 +193,5 @@ def test_adam_skips_parameters_without_gradient() -> None:
 
 
 def test_adam_rejects_state_of_other_parameters() -> None:
-    with pytest.raises(ValueError, match="state has 1 means"):
+    with pytest.raises(ValueError, match="means of the optimizer have the shapes"):
         Adam(parameters()).load_state_dict(Adam(parameters()[:1]).state_dict())

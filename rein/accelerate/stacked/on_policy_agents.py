@@ -43,7 +43,8 @@ class AgentNoise:
     """
 
     def __init__(self, agents: Sequence[Any]) -> None:
-        self.agents, self.device = agents, torch.device(agents[0].device)
+        self.agents = agents
+        self.device = torch.device(agents[0].device)
         keys = [stream_seed(agent._root_seed, "population") for agent in agents]
         self._key_S = torch.tensor(keys, dtype=torch.int64, device=self.device)
         self._keys_by_count: dict[int, Tensor] = {}  # keys by their number

@@ -79,7 +79,8 @@ class StackedReplayAgents(StackedAgents):
         self.mlps = {name: StackedMLPs(part) for name, part in self.modules.items() if name != "temperature"}
         self.largest_matrix = largest_matrix(self.first.networks)
         self.tau = self.column([agent.tau for agent in self.agents])
-        self._act, self._step = captured(self.outputs, self.device), captured(self._learned, self.device)
+        self._act = captured(self.outputs, self.device)
+        self._step = captured(self._learned, self.device)
 
     @classmethod
     def supports(cls, agents: Sequence[Any]) -> bool:
@@ -178,7 +179,7 @@ class StackedReplayAgents(StackedAgents):
         columns = {name: joined([getattr(sample, name) for sample in samples]) for name in names}
         return Samples(
             self.features(columns["observation"]),
-            self.scaled(columns["action"]).unflatten(0, (learners, -1)),
+            self.first.network_action(columns["action"]).unflatten(0, (learners, -1)),
             columns["reward"].view(learners, -1),
             columns["terminated"].view(learners, -1),
             self.features(columns["next_observation"]),
@@ -186,10 +187,6 @@ class StackedReplayAgents(StackedAgents):
             None if weights[0] is None else torch.stack(weights),  # type: ignore[arg-type]  # all or none
             self.noise(),
         )
-
-    @abc.abstractmethod
-    def scaled(self, action: Tensor) -> Tensor:
-        """Return recorded actions of S B rows in the form that networks use."""
 
     def noise(self) -> Tensor | None:
         """Draw the noise of an update from the generators of the agents."""
@@ -215,10 +212,6 @@ class StackedReplayAgents(StackedAgents):
 
 class StackedActorsAndCritics(StackedReplayAgents):
     """Base class of agents with an actor, K critics and target critics."""
-
-    def scaled(self, action: Tensor) -> Tensor:
-        """Return actions (S B, A) scaled to [-1, 1]."""
-        return self.first.networks.scale.from_action(action)
 
     def learn(self, batch: Samples, report: bool, actor: bool) -> tuple[Metrics, Tensor]:
         """Update critics, and actors if `actor` is set."""
@@ -360,10 +353,6 @@ class StackedDQN(StackedReplayAgents):
     def outputs(self, x_SNF: Tensor, noise: Tensor | None = None) -> Tensor:
         """Return action values (S, N, A)."""
         return self.mlps["online"].forward(x_SNF).output.squeeze(1)
-
-    def scaled(self, action: Tensor) -> Tensor:
-        """Return actions (S B,) counted from 0."""
-        return self.first.network_action(action)
 
     def learn(self, batch: Samples, report: bool, actor: bool) -> tuple[Metrics, Tensor]:
         """Update the Q-networks."""

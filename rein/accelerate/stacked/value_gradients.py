@@ -38,7 +38,8 @@ class StackedMLPs:
 
     def __init__(self, modules: StackedModules) -> None:
         first: Any = modules.modules[0]
-        self.modules, self.activation = modules, first.hidden.activation
+        self.modules = modules
+        self.activation = first.hidden.activation
         names = [(f"hidden.weights.{i}", f"hidden.biases.{i}") for i in range(len(first.hidden.weights))]
         self._layers = [name for pair in names for name in pair]
         self._head = ("head.weight", "head.bias") if "head.weight" in modules.parameters else ("weight", "bias")

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -22,6 +23,7 @@ from rein.spaces import choices, mask_of
 from rein.types import Tree
 
 
+@attrs.define(eq=False, slots=False)
 class Plateau:
     """Adaptive number that grows while returns stagnate and shrinks while they change. Use it like a schedule.
 
@@ -38,41 +40,35 @@ class Plateau:
         ValueError: If an argument is out of range.
     """
 
-    def __init__(
-        self,
-        start: float = 1.0,
-        *,
-        low: float = 0.01,
-        high: float = 1.0,
-        up: float = 1.005,
-        down: float = 0.995,
-        window: int = 500,
-        threshold: float = 0.01,
-    ) -> None:
-        if not 0.0 < low <= start <= high < math.inf:
-            raise ValueError(f"Plateau({start}, low={low}, high={high}): give 0 < low <= start <= high")
-        if not 0.0 < down <= 1.0 <= up < math.inf:
-            raise ValueError(f"Plateau(up={up}, down={down}): give 0 < down <= 1 <= up")
-        if window < 2 or window % 2:
-            raise ValueError(f"Plateau(window={window}): give an even number, since two halves are compared")
-        if not threshold >= 0.0:
-            raise ValueError(f"Plateau(threshold={threshold}): give 0 or more")
-        self.config: dict[str, Any] = {
-            "start": start,
-            "low": low,
-            "high": high,
-            "up": up,
-            "down": down,
-            "window": window,
-            "threshold": threshold,
-        }
-        self.bounds = (low, high)
-        self._up = up
-        self._down = down
-        self._window = window
-        self._threshold = threshold
-        self._value = start
+    start: float = 1.0
+    low: float = attrs.field(default=0.01, kw_only=True)
+    high: float = attrs.field(default=1.0, kw_only=True)
+    up: float = attrs.field(default=1.005, kw_only=True)
+    down: float = attrs.field(default=0.995, kw_only=True)
+    window: int = attrs.field(default=500, kw_only=True)
+    threshold: float = attrs.field(default=0.01, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if not 0.0 < self.low <= self.start <= self.high < math.inf:
+            raise ValueError(f"Plateau({self.start}, low={self.low}, high={self.high}): give 0 < low <= start <= high")
+        if not 0.0 < self.down <= 1.0 <= self.up < math.inf:
+            raise ValueError(f"Plateau(up={self.up}, down={self.down}): give 0 < down <= 1 <= up")
+        if self.window < 2 or self.window % 2:
+            raise ValueError(f"Plateau(window={self.window}): give an even number, since two halves are compared")
+        if not self.threshold >= 0.0:
+            raise ValueError(f"Plateau(threshold={self.threshold}): give 0 or more")
+        self._value = self.start
         self._return_W = torch.zeros(0, dtype=torch.float64, device="cpu")  # oldest first
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The arguments of the constructor, as JSON."""
+        return attrs.asdict(self)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Smallest and largest value."""
+        return self.low, self.high
 
     def __call__(self, *, env_steps: int | None = None, updates: int | None = None) -> float:
         """Return the current value. The counts are ignored."""
@@ -84,18 +80,18 @@ class Plateau:
         history = torch.cat((self._return_W, return_E))
         low, high = self.bounds
         for plateau in self._plateaus(history, len(return_E)):
-            factor = 1.0 if plateau is None else self._up if plateau else self._down
+            factor = 1.0 if plateau is None else self.up if plateau else self.down
             self._value = min(max(self._value * factor, low), high)
-        self._return_W = history[-self._window :].clone()
+        self._return_W = history[-self.window :].clone()
 
     def _plateaus(self, history: Tensor, episodes: int) -> list[bool | None]:
         """Return for each of the last `episodes` episodes whether returns stagnated; None with fewer than 2 returns."""
         sum_before = torch.cat((history.new_zeros(1), history.cumsum(0)))
         end_E = torch.arange(len(history) - episodes + 1, len(history) + 1, device="cpu")
-        half_E = end_E.clamp(max=self._window) // 2
+        half_E = end_E.clamp(max=self.window) // 2
         newer_E = sum_before[end_E] - sum_before[end_E - half_E]
         older_E = sum_before[end_E - half_E] - sum_before[end_E - 2 * half_E]
-        plateau_E = (newer_E - older_E).abs() < self._threshold * half_E
+        plateau_E = (newer_E - older_E).abs() < self.threshold * half_E
         return [plateau if half else None for plateau, half in zip(plateau_E.tolist(), half_E.tolist(), strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,8 +101,8 @@ class Plateau:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned. Raises ValueError if it has more returns than the window."""
         value, returns = float(state["value"]), state["returns"]
-        if len(returns) > self._window:
-            raise ValueError(f"the state has {len(returns)} returns, but the window of this Plateau is {self._window}")
+        if len(returns) > self.window:
+            raise ValueError(f"the state has {len(returns)} returns, but the window of this Plateau is {self.window}")
         self._value = value
         self._return_W = returns.to("cpu", torch.float64, copy=True)
 

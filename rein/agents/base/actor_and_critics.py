@@ -88,12 +88,16 @@ class ActorAndCritics(ReplayAgent):
         batch = Batch(preprocess(sample.observation), self.network_action(sample.action), weight=weight_B)  # type: ignore[attr-defined]
         return batch, preprocess(sample.next_observation)
 
+    def target(self, sample: Sample, next_value_B: Tensor) -> Tensor:
+        """Return the one-step targets (B,) of the critics, given the values of the next observations."""
+        return td_target(sample.reward, sample.terminated, next_value_B, sample.discount)
+
     def step_critics(
         self, sample: Sample, batch: Batch, next_value_B: Tensor, report: bool
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Update the critics toward one-step targets. Returns metrics and the errors (B,)."""
-        target_B = td_target(sample.reward, sample.terminated, next_value_B, sample.discount)
-        metrics = self._critics.step(batch._replace(target=target_B), None, report=report)
+        batch = batch._replace(target=self.target(sample, next_value_B))
+        metrics = self._critics.step(batch, None, report=report)
         return metrics, metrics.pop("td_error")
 
 

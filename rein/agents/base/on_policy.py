@@ -158,8 +158,9 @@ class RolloutAgent(NetworkAgent):
         self.compare_processes()
         self.set_learning_rates()
         metrics = dict(self.update(self.rollout))
-        self.networks.preprocess.update(self.rollout.flat("observation"), self.rollout.flat("valid"))
-        self.rollout.clear()
+        rollout = self.rollout
+        self.networks.preprocess.update(rollout.flat("observation"), rollout.flat("valid"))  # type: ignore[attr-defined]
+        rollout.clear()
         return metrics
 
     def rewards(self) -> Tensor:

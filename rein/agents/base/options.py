@@ -189,7 +189,7 @@ def checked(agent: object, field: attrs.Attribute[Any], value: Any) -> Any:
     try:
         if "Schedule" not in str(field.type):
             return value if check is None else check(value)
-        schedule = as_schedule(value)
+        schedule = as_schedule(value)  # type: ignore[arg-type]
         for rejected in schedule.bounds if check else ():  # in errors: a recipe may have made the schedule
             check(rejected)  # type: ignore[misc]
         return schedule
