@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from rein.cli.options import parse
-from rein.cli.recipes import recipe_names
+from rein.cli.arguments import parse_options
+from rein.cli.catalog import recipe_names
 
 import rein
 from rein import foreign_names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from rein.cli.recipes import find
+from rein.cli.catalog import find
 
 import rein
 from rein.episodes import evaluate

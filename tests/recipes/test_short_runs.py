@@ -7,7 +7,7 @@ import sys
 from typing import Any, NamedTuple
 
 import pytest
-from rein.cli.recipes import find
+from rein.cli.catalog import find
 
 import rein
 from rein.cli import main
