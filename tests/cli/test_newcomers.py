@@ -484,7 +484,7 @@ def test_contracts_need_pytest():
 def test_options_in_hints_exist():
     functions = [*own_agents().values(), *(getattr(rein, name) for name in ("training_loop", "make", "evaluate"))]
     known = {option for function in functions for option in inspect.signature(function).parameters}
-    known |= set(parse(cartpole, "x", [])) | {"max_episode_steps", "action_mask"}
+    known |= set(parse_options(cartpole, "x", [])) | {"max_episode_steps", "action_mask"}
     assert {option for options in foreign_names.OPTIONS.values() for option in options} - known == set()
 
 

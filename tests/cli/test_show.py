@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from rein.cli import main
 from rein.cli.run_folder import show
 from rein.errors import StoreError
 from rein.store.hdf5 import HDF5Store
@@ -80,7 +81,7 @@ def reward_field():
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["a", "--help"]])
 def test_help_shows_the_usage(arguments, output):
     with pytest.raises(SystemExit, match="0"):
-        command(["show", *arguments])
+        main(["show", *arguments])
     assert "usage: rein show" in output()
 
 

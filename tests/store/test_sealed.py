@@ -51,13 +51,6 @@ def test_user_block_is_text_with_the_sha256(file):
     assert image.startswith(b"\x89HDF\r\n\x1a\n")
 
 
-def test_reused_memory_does_not_leak_into_a_file(file):
-    memory = Memory()
-    compose(lambda file: file.create_dataset("large", data=np.random.default_rng(0).random(100_000)), memory)
-    again = compose(lambda file: file.create_dataset("x", data=np.arange(1000, dtype=np.float32)), memory)
-    assert bytes(again) == bytes(sealed_file()) == file.read_bytes()
-
-
 def test_file_may_exceed_the_given_capacity():
     data = np.random.default_rng(0).integers(0, 256, 40_000_000, np.uint8)
     content = compose(lambda file: file.create_dataset("x", data=data))
