@@ -29,7 +29,6 @@ from rein.networks.heads import DiscreteHead, ProductHead, action_head
 from rein.networks.recurrent import GRU
 from rein.ops.trees import leaves, map_tree
 from rein.testing import AgentContract
-from rein.testing.stateful import first_difference
 from rein.training.offline import fill
 from rein.types import Transition
 from tests.envs.masked_grid import MaskedGrid
@@ -108,23 +107,6 @@ def test_log_prob_and_entropy_equal_those_of_smaller_categoricals(space) -> None
         torch.testing.assert_close(distribution.entropy(), entropy)
 
 
-@each_space
-def test_gradient_of_the_entropy_is_finite_and_equals_the_reference(space) -> None:
-    head, x, mask = head_and_masks(space)
-    distribution = head(x, mask)
-    parameters = [*head.parameters()]
-    found = torch.autograd.grad(distribution.entropy().sum(), parameters, allow_unused=True)
-    expected = torch.autograd.grad(
-        reference(head, x, mask, distribution.mode())[1].sum(), parameters, allow_unused=True
-    )
-    for one, other in zip(found, expected, strict=True):
-        if one is None or other is None:  # the mean of a Gaussian does not change its entropy
-            assert one is None or not one.any()
-        else:
-            assert one.isfinite().all()
-            torch.testing.assert_close(one, other)
-
-
 @pytest.mark.parametrize("name", ["choice", "choices", "integers"])
 def test_invalid_actions_are_never_drawn_in_a_million_samples(name: str) -> None:
     head, x, mask = head_and_masks(SPACES[name], rows=1000)
@@ -194,36 +176,6 @@ def test_closed_form_equals_autograd(clip: float | None) -> None:
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
     assert reported == metrics
-
-
-def test_mask_of_ones_changes_no_number() -> None:
-    class Everything(MaskedGrid):
-        def _remember(self, observation):
-            return super()._remember({**observation, "action_mask": torch.ones_like(observation["action_mask"])})
-
-        def _step(self, action, mask):
-            time_step = super()._step(action, mask)
-            final = time_step.final_observation
-            final = {**final, "action_mask": torch.ones_like(final["action_mask"])}
-            return time_step._replace(final_observation=final)
-
-    states = []
-    for masked in (True, False):
-        environment = Everything(8, seed=0)
-        space = environment.single_observation_space
-        agent = PPO(space if masked else space["observation"], environment.single_action_space, seed=0, hidden=(16,))
-        observation = environment.reset()
-        for _ in range(40):
-            seen = observation if masked else observation["observation"]
-            action, extras = agent.select_action(seen)
-            now = environment.apply_action(action)
-            after = now.final_observation if masked else now.final_observation["observation"]
-            ends = now.reward, now.terminated, now.truncated, after, now.valid
-            agent.record_observation(Transition(seen, action, *ends, extras))
-            agent.optimize_model()
-            observation = now.observation
-        states.append(agent.networks.state_dict())
-    assert first_difference(*states) is None
 
 
 @pytest.mark.slow
@@ -323,30 +275,6 @@ def test_solves_masked_grid_without_invalid_actions(name: str) -> None:
     test = MaskedGrid(256, seed=1)
     assert rein.evaluate(agent, test, 512).mean_return > test.optimal_return - 0.25
     assert test.invalid_actions == 0
-
-
-@pytest.mark.default_cases("feed-forward")
-@pytest.mark.parametrize("options", [{}, RECURRENT], ids=["feed-forward", "recurrent"])
-def test_saved_agent_and_resumed_run_continue_exactly(options, tmp_path) -> None:
-    def loop_to(name: str, exist: str = "error") -> Any:
-        environment, store = MaskedGrid(8, seed=0), rein.HDF5Store(tmp_path / name, exist=exist)
-        agent = PPO(environment, seed=0, hidden=(16,), rollout_steps=8, **options)
-        loop = rein.training_loop(agent, environment, store, iterations=12)
-        rein.checkpoint(loop, every=1)
-        return agent, loop, environment
-
-    agent, loop, environment = loop_to("whole")
-    loop.run(epochs=4)
-    first, interrupted, _ = loop_to("parts")
-    interrupted.run(epochs=2)
-    second, resumed, after = loop_to("parts", "resume")
-    rein.resume(resumed)
-    assert second.updates == first.updates
-    resumed.run(epochs=4)
-    assert first_difference(agent.state_dict(), second.state_dict()) is None
-    assert environment.invalid_actions == after.invalid_actions == 0
-    policy = rein.load_policy(tmp_path / "parts")
-    assert rein.evaluate(policy, MaskedGrid(8, seed=1), 16).mean_return < 0.0
 
 
 def recorded(action: Tensor, agent: PPO, observation: Any) -> None:

@@ -114,18 +114,6 @@ class TestHybridPPO(AgentContract):
 
 
 @pytest.mark.slow
-class TestHybridA2C(TestHybridPPO):
-    def make(self, seed):
-        return fitted(self.environment(1, 0), A2C, seed=seed)
-
-
-@pytest.mark.slow
-class TestHybridIMPALA(TestHybridPPO):
-    def make(self, seed):
-        return fitted(self.environment(1, 0), IMPALA, seed=seed)
-
-
-@pytest.mark.slow
 class TestHybridRecurrent(TestHybridPPO):
     def make(self, seed):
         return fitted(self.environment(1, 0), seed=seed, core=functools.partial(GRU, features=8), minibatches=2)
@@ -135,18 +123,6 @@ class TestHybridRecurrent(TestHybridPPO):
 class TestNestedPPO(TestHybridPPO):
     def environment(self, num_envs, seed):
         return Match(SPACES["nested"], num_envs, seed=seed)
-
-
-@pytest.mark.slow
-def test_ppo_learns_a_choice_and_an_amount() -> None:
-    environment = Aim(32, seed=0)
-    agent = fitted(environment, seed=0, rollout_steps=16, hidden=(32,), log_std=-1.0, entropy_coefficient=1e-3)
-    rein.train(agent, environment, epochs=60, iterations=16)
-    result, random = (
-        rein.evaluate(policy, Aim(64, seed=1), 128) for policy in (agent.policy(), RandomPolicy(HYBRID, 0))
-    )
-    assert result.mean_return / result.mean_length > 0.9  # the largest reward per step is 1
-    assert random.mean_return / random.mean_length < 0.1
 
 
 @pytest.mark.default_cases("one number", "matrix", "hybrid")
@@ -276,6 +252,12 @@ def test_options_work_with_components(options: Mapping[str, Any]) -> None:
 def test_other_agents_reject_the_space_and_name_agents_that_support_it(kind: Any, name: str) -> None:
     with pytest.raises(ValueError, match=r"(?s)space.* (Dict|Tuple|MultiBinary|Box).*; use A2C, IMPALA or PPO$"):
         kind(OBSERVATION if kind is not QLearning else spaces.Discrete(2), SPACES[name])
+
+
+@pytest.mark.parametrize("kind", [DQN, IQN, RecurrentDQN, DiscreteSAC, PQN])
+def test_agents_of_discrete_actions_reject_continuous_ones(kind: Any) -> None:
+    with pytest.raises(ValueError, match="requires Discrete actions"):
+        kind(OBSERVATION, spaces.Box(-1.0, 1.0, (2,)))
 
 
 def test_custom_agents_can_use_networks_for_components() -> None:

@@ -180,12 +180,6 @@ def test_values_equal_a_reference() -> None:
     torch.testing.assert_close(networks(networks.preprocess(observation))[1], expected.float())
 
 
-@pytest.mark.parametrize("options", [{"hidden": ()}, {"hidden": (), **CORE}], ids=["feed-forward", "recurrent"])
-def test_networks_without_hidden_layers(options) -> None:
-    agent, environment, _ = start(**options)
-    rein.train(agent, environment, epochs=1, iterations=8)
-
-
 def test_images_are_encoded_once_and_joined_by_the_critic_observation() -> None:
     image = spaces.Box(0, 255, (36, 36, 1), np.uint8)
     space = spaces.Dict({"camera": image, "critic_observation": spaces.Box(-1.0, 1.0, (2,))})
@@ -195,28 +189,6 @@ def test_images_are_encoded_once_and_joined_by_the_critic_observation() -> None:
     other = x._replace(critic=torch.randn(N, 2))
     assert torch.equal(agent.networks(x)[0].log_probs, agent.networks(other)[0].log_probs)
     assert not torch.equal(agent.networks(x)[1], agent.networks(other)[1])
-
-
-def test_critic_learns_from_its_observation() -> None:
-    """The reward is a number that only the critic observes."""
-    losses = {}
-    for hidden in (True, False):
-        entries = {"position": spaces.Box(-1.0, 1.0, (2,))}
-        if hidden:
-            entries["critic_observation"] = spaces.Box(-4.0, 4.0, (1,))
-        agent = PPO(spaces.Dict(entries), spaces.Discrete(2), seed=0, **{**SMALL, "gamma": 0.0})
-        drawn = torch.Generator().manual_seed(0)
-        for _ in range(20 * SMALL["rollout_steps"]):
-            reward = torch.randn(32, generator=drawn)
-            observation = {"position": torch.zeros(32, 2)}
-            if hidden:
-                observation["critic_observation"] = reward.unsqueeze(1)
-            action, extras = agent.select_action(observation)
-            no = torch.zeros(32, dtype=torch.bool)
-            agent.record_observation(Transition(observation, action, reward, ~no, no, observation, ~no, extras))
-            metrics = agent.optimize_model()
-        losses[hidden] = float(metrics["value_loss"])
-    assert losses[True] < 0.1 * losses[False]
 
 
 def test_networks_of_custom_agents() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,8 +28,6 @@ from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Corridor, Reach
-from rein.errors import CheckpointError
-from rein.handlers.checkpoint import checkpoint
 from rein.networks.recurrent import GRU
 from rein.testing import AgentContract
 
@@ -143,12 +140,6 @@ class _WithEncoder(AgentContract):
 
 
 @pytest.mark.slow
-class TestPPO(_WithEncoder):
-    kind = PPO
-    options: ClassVar[dict[str, Any]] = ROLLOUT | {"update_epochs": 2, "minibatches": 2, "normalize_observation": True}
-
-
-@pytest.mark.slow
 class TestPPOWithACore(_WithEncoder):
     kind = PPO
     options: ClassVar[dict[str, Any]] = ROLLOUT | {"core": functools.partial(GRU, features=6), "minibatches": 2}
@@ -157,24 +148,6 @@ class TestPPOWithACore(_WithEncoder):
 class TestPQN(_WithEncoder):
     kind = PQN
     options: ClassVar[dict[str, Any]] = ROLLOUT | {"update_epochs": 2, "minibatches": 2, "epsilon": 0.3}
-
-
-@pytest.mark.slow
-class TestDQN(_WithEncoder):
-    kind = DQN
-    options: ClassVar[dict[str, Any]] = REPLAY | {"learning_starts": 8, "update_to_data": 0.25, "epsilon": 0.3}
-
-
-@pytest.mark.slow
-class TestIQN(_WithEncoder):
-    kind = IQN
-    options: ClassVar[dict[str, Any]] = REPLAY | {"learning_starts": 8, "update_to_data": 0.25, "epsilon": 0.3}
-
-
-@pytest.mark.slow
-class TestRecurrentDQN(_WithEncoder):
-    kind = RecurrentDQN
-    options: ClassVar[dict[str, Any]] = SEQUENCES | {"learning_starts": 8, "update_to_data": 0.25, "tau": 0.1}
 
 
 @pytest.mark.slow
@@ -275,22 +248,10 @@ def test_vector_only_agents_accept_images_with_an_encoder(kind: Any) -> None:
     assert {name for name in initial if name.endswith("encoder.layers.0.weight")} <= moved
 
 
-def test_resume_compares_the_encoder_config(tmp_path: Path) -> None:
+def test_config_describes_the_encoder() -> None:
     agent, environment = made("PPO", encoder=functools.partial(FlatEncoder, features=5))
     assert agent.config["encoder"] == {"function": "FlatEncoder", "features": 5}
-    assert made("PPO")[0].config["encoder"] == "FlatEncoder" and PPO(*spaces_of(environment)).config["encoder"] is None
-    store = rein.HDF5Store(tmp_path / "run")
-    loop = rein.training_loop(agent, environment, store, seed=0, epochs=1, iterations=8)
-    checkpoint(loop, store)
-    loop.run()
-    store.close()
-    again, environment = made("PPO", encoder=functools.partial(FlatEncoder, features=6))
-    with pytest.raises(CheckpointError, match=r"encoder\.features was 5 and is 6"):
-        rein.resume(rein.training_loop(again, environment, seed=0, epochs=2, iterations=8), tmp_path / "run")
-
-
-def spaces_of(environment: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    return environment.single_observation_space, environment.single_action_space
+    assert made("PPO")[0].config["encoder"] == "FlatEncoder" and PPO(environment).config["encoder"] is None
 
 
 @pytest.mark.parametrize("case", ["PPO", "PQN", "DQN", "SAC"])

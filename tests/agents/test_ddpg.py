@@ -12,7 +12,6 @@ import rein
 from rein.agents.base.exploration import OrnsteinUhlenbeck
 from rein.agents.ddpg import DDPG
 from rein.envs.probes import Corridor, Reach
-from rein.envs.wrappers.observations import observation_history
 from rein.ops.random import generator
 from rein.testing import AgentContract
 
@@ -33,17 +32,6 @@ class TestDDPG(AgentContract):
 
     def environment(self, num_envs, seed):
         return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
-
-
-@pytest.mark.slow
-class TestObservationHistory(TestDDPG):
-    """Updates after episodes, with priorities, from a history of observations."""
-
-    num_envs, steps = 1, 40
-    options: ClassVar[dict[str, Any]] = {"prioritized": True, "actor_frequency": 2}
-
-    def environment(self, num_envs, seed):
-        return observation_history(super().environment(num_envs, seed), 3)
 
 
 PROBE = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64, "learning_starts": 128, "tau": 0.05}

@@ -97,8 +97,3 @@ def test_default_target_entropy_is_half_the_maximum() -> None:
     environment = Gridworld(num_envs=1, seed=0)
     agent = DiscreteSAC(environment.single_observation_space, environment.single_action_space)
     assert agent._target_entropy == pytest.approx(0.5 * math.log(4))
-
-
-def test_continuous_actions_are_rejected() -> None:
-    with pytest.raises(ValueError, match="Discrete"):
-        DiscreteSAC(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (2,)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -17,7 +16,6 @@ from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fo
 from rein.ops.random import generator
 from rein.schedules import linear
 from rein.testing import AgentContract
-from rein.testing.stateful import copy_state, first_difference
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
 SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 8}
@@ -148,47 +146,3 @@ def test_action_space_start_is_respected(start):
         agent.record_observation(rein.Transition(x, action, reward, ~no, no, x, ~no, extras))
         agent.optimize_model()
     assert agent.policy().select_action(x[:1])[0].tolist() == [start + 1]
-
-
-def test_epsilon_is_the_probability_of_random_actions():
-    environment = Bandit(4, seed=0)
-    for epsilon, expected in ((0.0, 0.0), (0.4, 0.2), (1.0, 0.5)):
-        agent = fitted(environment, seed=0, epsilon=epsilon, learning_starts=0)
-        x = torch.rand(4000, 2, generator=generator(0, "rows"))
-        for actor in (agent, agent.policy(deterministic=False)):
-            other = actor.select_action(x)[0] != agent.policy().select_action(x)[0]
-            assert float(other.double().mean()) == pytest.approx(expected, abs=0.03)
-
-
-@pytest.mark.slow
-def test_cnn_learns_from_images():
-    space = spaces.Box(0, 255, (36, 36, 1), np.uint8)
-    agent = DQN(space, spaces.Discrete(2), seed=0, **{**SMALL, "learning_rate": 1e-3, "epsilon": 0.5, "gamma": 0.5})
-    assert agent.replay.storage == "memory"
-    bright = torch.arange(16) % 2 == 0
-    image = torch.where(bright.view(-1, 1, 1, 1), 200, 20).expand(16, 36, 36, 1).to(torch.uint8)
-    no = torch.zeros(16, dtype=torch.bool)
-    initial = copy_state(dict(agent.networks.online.encoder.state_dict()))
-    for _ in range(12):
-        action, extras = agent.select_action(image)
-        reward = (action == bright.long()).float()
-        agent.record_observation(rein.Transition(image, action, reward, ~no, no, image, ~no, extras))
-        agent.optimize_model()
-    assert agent.replay.columns["observation"].dtype is torch.uint8
-    assert agent.policy().select_action(image)[0].tolist() == bright.long().tolist()
-    assert first_difference(initial, dict(agent.networks.online.encoder.state_dict())) is not None
-
-
-INVALID = [{"epsilon": 1.5}, {"epsilon": -0.1}, {"temperature": -1.0}, {"huber": 0.0}, {"huber": -1.0}]
-
-
-@pytest.mark.parametrize("options", [*INVALID, {"epsilon": linear(1.0, -0.1, updates=5)}], ids=str)
-def test_invalid_options_are_rejected(options):
-    (name,) = options
-    with pytest.raises(ValueError, match=rf"DQN.*{name}"):
-        DQN(BOX, spaces.Discrete(2), **options)
-
-
-def test_continuous_actions_are_rejected():
-    with pytest.raises(ValueError, match="requires Discrete actions"):
-        DQN(BOX, BOX)

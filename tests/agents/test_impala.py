@@ -21,7 +21,7 @@ from rein.agents.ppo import PPO
 from rein.envs import SimulatedEnvironment
 from rein.envs.base.drawing import GREEN, WHITE, YELLOW, Frame, board
 from rein.envs.gridworld import Gridworld
-from rein.envs.probes import Bandit, Corridor, DelayedReward, Reach
+from rein.envs.probes import Bandit, Corridor, Reach
 from rein.ops.random import generator
 from rein.ops.returns import vtrace
 from rein.testing import AgentContract
@@ -117,41 +117,6 @@ def test_data_without_log_prob_is_treated_as_on_policy() -> None:
     assert value_N[1].item() == pytest.approx(0.5, abs=0.1)  # value of the behaviour policy
 
 
-@pytest.mark.slow
-def test_learns_from_a_policy_several_updates_old() -> None:
-    environment = Trap(32, seed=0)
-    agent, actor = (fitted(environment, seed=0, **OFF_POLICY) for _ in range(2))
-    observation = environment.reset()
-    for step in range(16 * 60):
-        if step % (16 * 6) == 0:
-            actor.networks.load_state_dict(agent.networks.state_dict())
-        action, extras = actor.select_action(observation)
-        now = environment.apply_action(action)
-        ends = now.reward, now.terminated, now.truncated, now.final_observation, now.valid
-        agent.record_observation(rein.Transition(observation, action, *ends, {"log_prob": extras["log_prob"]}))
-        agent.optimize_model()
-        observation = now.observation
-    assert agent.updates == 60
-    assert reached(agent, Trap(64, seed=1)) == 1.0
-
-
-def test_behaviour_policy_can_change_every_step() -> None:
-    """The agent and another policy act in turn within one rollout, with continuous actions."""
-    environment = Reach(8, seed=0)
-    agent, observation = fitted(environment, seed=0), environment.reset()
-    for step in range(8):
-        action, extras = agent.select_action(observation)
-        if step % 2:
-            action, extras = torch.full_like(action, 0.5), {"log_prob": torch.full((8,), math.log(0.5))}
-            agent = reloaded(agent, environment)  # a copy that did not select the action
-        now = environment.apply_action(action)
-        ends = now.reward, now.terminated, now.truncated, now.final_observation, now.valid
-        agent.record_observation(rein.Transition(observation, action, *ends, extras))
-        observation = now.observation
-    assert all(torch.isfinite(value) for name, value in agent.optimize_model().items())
-    assert agent.updates == 1
-
-
 @pytest.mark.parametrize("kind", [IMPALA, PPO])
 @pytest.mark.parametrize("space", [spaces.Discrete(3, start=5), spaces.Box(-1.0, 2.0, (2,), np.float32)], ids=str)
 @pytest.mark.parametrize("more", [{"log_prob": torch.full((4,), -1.25)}, {"mine": torch.zeros(4)}], ids=list)
@@ -177,13 +142,6 @@ def test_extras_of_a_replaced_action_are_dropped(kind, space, more, how) -> None
     assert torch.allclose(agent.networks.policy_head.to_action(distribution, sample), taken, atol=1e-5)
     expected = more["log_prob"] if "log_prob" in more else distribution.log_prob(sample)
     assert torch.allclose(kept["log_prob"][0], expected, atol=1e-5)
-
-
-def reloaded(agent: Any, environment: Any) -> Any:
-    other = fitted(environment, seed=0)
-    other.select_action(environment.reset())
-    other.load_state_dict(agent.state_dict())
-    return other
 
 
 class RecordingIMPALA(IMPALA):
@@ -240,23 +198,6 @@ def test_first_update_on_policy_equals_a2c(make: Any) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
 
 
-def test_rewards_shaped_by_a_handler_are_learned() -> None:
-    """The agent learns the arm that the handler rewards, not the arm that the environment rewards."""
-    environment = Bandit(32, contextual=False, seed=0)
-    agent = fitted(environment, seed=0)
-    loop = rein.training_loop(agent, environment, epochs=30, iterations=8)
-
-    @loop.action_applied
-    def pay_for_the_first_arm(state: Any) -> None:
-        transition = state.step_state.transition
-        shaped = transition._replace(reward=(transition.action == 0).float())
-        state.step_state = state.step_state._replace(transition=shaped)
-
-    loop.run()
-    assert reached(agent, Bandit(32, contextual=False, seed=1)) == 0.0
-    assert agent.networks.value(torch.zeros(1, 2)).item() == pytest.approx(1.0, abs=0.15)
-
-
 PROBES: dict[str, Any] = {
     "bandit": (Bandit, 40, {}),
     "corridor": (Corridor, 60, {}),
@@ -272,22 +213,3 @@ def test_solves_probe(name: str) -> None:
     agent = fitted(environment, seed=0, rollout_steps=4, hidden=(32,), **options)
     rein.train(agent, environment, epochs=rounds, iterations=16)
     assert reached(agent, make(64, seed=1)) >= environment.optimal_return - (0.5 if name == "reach" else 0.0)
-
-
-def test_learns_state_values() -> None:
-    environment = DelayedReward(32, seed=0)
-    agent = fitted(environment, seed=0, rollout_steps=4)
-    rein.train(agent, environment, epochs=40, iterations=16)
-    x = torch.tensor([[0.0], [1.0]])
-    torch.testing.assert_close(agent.networks.value(x), environment.optimal_value(x, 0.9), atol=0.05, rtol=0)
-
-
-@pytest.mark.parametrize("name", ["update_epochs", "minibatches", "rollout_steps"])
-def test_zero_counts_are_rejected(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"IMPALA\({name}=0\): give 1 or more"):
-        fitted(Bandit(1, seed=0), **{name: 0})
-
-
-def test_unknown_option_is_rejected() -> None:
-    with pytest.raises(TypeError, match="IMPALA: there is no option gae_lambda"):
-        fitted(Bandit(1, seed=0), gae_lambda=0.9)

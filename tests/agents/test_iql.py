@@ -101,14 +101,6 @@ def test_expectile_loss_is_asymmetric():
     assert metrics["value"].item() == 0.0
 
 
-def test_expectile_loss_uses_row_weights():
-    value = torch.nn.Flatten(0)
-    weight_B, target_B = torch.tensor([2.0, 1.0, 0.0]), torch.tensor([1.0, -1.0, 2.0])
-    batch = Batch(torch.tensor([[0.0], [0.0], [0.5]]), target=target_B, weight=weight_B)
-    weighted, _ = expectile_loss(value, batch, 0.9)  # type: ignore[arg-type]  # as above
-    assert weighted.item() == pytest.approx((2 * 0.9 + 0.1) / 3)
-
-
 def test_importance_weight_2_equals_a_duplicated_row():
     """Importance weights apply to the state value and the actor as well as to the critics."""
     learned = []
@@ -120,26 +112,6 @@ def test_importance_weight_2_equals_a_duplicated_row():
         agent.update_from(sample, None if weight is None else torch.tensor(weight), False)
         learned.append(dict(agent.networks.named_parameters()))
     torch.testing.assert_close(*learned)
-
-
-@pytest.mark.slow
-def test_importance_weights_correct_value_and_actor():
-    """A fifth of the rows has random rewards. Their errors stay large, so they are sampled most often."""
-    generator = torch.Generator().manual_seed(0)
-    rare = torch.rand(2000, generator=generator) < 0.2
-    action = torch.where(rare, 0.5, -0.5).unsqueeze(1) + 0.05 * torch.randn(2000, 1, generator=generator)
-    reward = torch.where(rare, 1.0 + 3.0 * torch.randn(2000, generator=generator), 0.0)
-    how: dict[str, Any] = {"expectile": 0.5, "inverse_temperature": 0.0, "prioritized": True, "priority_beta": 1.0}
-    agent = IQL(BOX, BOX, hidden=(16,), batch_size=256, learning_rate=1e-2, tau=0.1, gamma=0.0, seed=0, **how)
-    fill(agent, [one_step()._replace(action=action, reward=reward)])
-    agent.learn(500)
-    values, actions = [], []
-    for _ in range(20):
-        agent.learn(5)
-        values.append(agent.networks.state_value(torch.zeros(1, 1)).item())
-        actions.append(agent.policy(deterministic=False).select_action(torch.zeros(2000, 1))[0].mean().item())
-    assert sum(values) / 20 == pytest.approx(reward.mean().item(), abs=0.2)
-    assert sum(actions) / 20 == pytest.approx(action.mean().item(), abs=0.15)
 
 
 def test_weights_are_clipped():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -210,8 +209,3 @@ def test_zero_counts_are_rejected(name):
 def test_risk_out_of_range_is_rejected(risk):
     with pytest.raises(ValueError, match="risk"):
         one_state(2, risk=risk)
-
-
-def test_continuous_actions_are_rejected():
-    with pytest.raises(ValueError, match="Discrete"):
-        IQN(spaces.Box(0.0, 1.0, (1,)), spaces.Box(-1.0, 1.0, (1,), np.float32))

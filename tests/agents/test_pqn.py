@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -19,7 +18,7 @@ from rein.ops.returns import discounted_returns
 from rein.ops.values import td_target
 from rein.schedules import linear
 from rein.testing import AgentContract, StatefulContract
-from rein.testing.stateful import copy_state, first_difference
+from rein.testing.stateful import first_difference
 
 SMALL = {"rollout_steps": 8, "update_epochs": 2, "minibatches": 2, "hidden": (16,), "epsilon": 0.3}
 
@@ -63,11 +62,6 @@ class TestState(StatefulContract):
 
     def step(self, part):
         return part.step()
-
-
-@pytest.mark.slow
-class TestStateWithRAdam(TestState):
-    options: ClassVar[dict[str, Any]] = {"optimizer": torch.optim.RAdam}
 
 
 class _Run:
@@ -164,16 +158,6 @@ def test_lambda_1_gives_discounted_returns():
     torch.testing.assert_close(batch.target, expected.flatten())
 
 
-def test_exploratory_actions_do_not_cut_the_trace():
-    agent, batch, rollout = a_batch(1.0)
-    greedy = agent.policy().select_action(rollout.flat("observation"))[0]
-    explored = (greedy != batch.action).view(16, 6)
-    continued = explored[1:] & ~(rollout["terminated"] | rollout["truncated"])[:-1]
-    step, n = (int(x[0]) for x in continued.nonzero(as_tuple=True))
-    target_TN = batch.target.view(16, 6)
-    torch.testing.assert_close(target_TN[step, n], rollout["reward"][step, n] + 0.9 * target_TN[step + 1, n])
-
-
 def test_reset_outside_a_step_cuts_the_trace():
     """The reset environment bootstraps from its last observation. Other environments are unaffected."""
     agent, other = (fitted(Gridworld(2, seed=0), seed=0, rollout_steps=2, q_lambda=1.0) for _ in range(2))
@@ -233,23 +217,6 @@ def learned(seed=0, steps=48, **options) -> PQN:
     return agent
 
 
-def assert_nearly_equal(one: PQN, other: PQN):
-    for mine, theirs in zip(one.networks.parameters(), other.networks.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=2e-5)
-
-
-@pytest.mark.parametrize("micro_batch", [1, 5, 16])
-def test_micro_batches_change_rounding_only(micro_batch):
-    whole, parts = learned(), learned(micro_batch=micro_batch)
-    assert whole.updates == parts.updates == 6 * 2 * 2
-    assert_nearly_equal(whole, parts)
-
-
-def test_threads_do_not_change_results():
-    one, two = learned(micro_batch=5), learned(micro_batch=5, threads=2)
-    assert first_difference(dict(one.networks.state_dict()), dict(two.networks.state_dict())) is None
-
-
 def test_epsilon_schedule_ends_at_its_horizon():
     """With epsilon 0 at the horizon, actions equal those of the greedy policy."""
     epsilon = linear(1.0, 0.0, env_steps=8 * 40)
@@ -258,34 +225,6 @@ def test_epsilon_schedule_ends_at_its_horizon():
         agent = learned(steps=steps, epsilon=epsilon)
         action, expected = agent.select_action(observation)[0], agent.policy().select_action(observation)[0]
         assert torch.equal(action, expected) == greedy
-
-
-def test_exploring_policy_explores_like_the_agent():
-    agent = learned(epsilon=0.5)
-    observation = Gridworld(num_envs=4096, seed=3).reset()
-    greedy = agent.policy().select_action(observation)[0]
-    for actor in (agent, agent.policy(deterministic=False)):
-        differ = (actor.select_action(observation)[0] != greedy).float().mean()
-        assert float(differ) == pytest.approx(0.5 * 3 / 4, abs=0.05)  # one of four actions is greedy
-
-
-def test_learning_rate_schedule_ends_at_its_horizon():
-    agent = learned(learning_rate=linear(1e-3, 0.0, env_steps=8 * 40), steps=40)
-    assert agent.learners["networks"].optimizer.param_groups[0]["lr"] == 0.0
-
-
-def test_guard_can_skip_all_updates():
-    calls = []
-
-    def guard(metrics, gradients):
-        calls.append(sorted(metrics))
-        return False
-
-    untouched, agent = learned(steps=1), learned(guard=guard)
-    assert first_difference(dict(untouched.networks.state_dict()), dict(agent.networks.state_dict())) is None
-    assert len(calls) == 24
-    assert all("grad_norm" in metrics for metrics in calls)
-    assert {"grad_norm", "value_loss", "action_value"} <= set(calls[-1])  # metrics of the last pass
 
 
 def test_bfloat16_changes_rounding_only():
@@ -375,21 +314,6 @@ def test_action_space_start_is_respected():
     assert agent.policy().select_action(observation[:1])[0].tolist() == [6]
 
 
-def test_images_are_recorded_as_bytes():
-    space = spaces.Box(0, 255, (4, 36, 36), np.uint8)
-    agent = PQN(space, spaces.Discrete(2), seed=0, **{**SMALL, "update_epochs": 1, "hidden": ()})
-    observation = torch.zeros(2, 4, 36, 36, dtype=torch.uint8)
-    flags = torch.zeros(2, dtype=torch.bool)
-    metrics = {}
-    for _ in range(8):
-        action, extras = agent.select_action(observation)
-        transition = (observation, action, action.float(), ~flags, flags, observation, ~flags, extras)
-        agent.record_observation(rein.Transition(*transition))
-        metrics = agent.optimize_model()
-    assert agent.rollout["observation"].dtype is torch.uint8
-    assert agent.updates == 2 and float(metrics["value_loss"]) > 0.0
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -405,39 +329,3 @@ def test_images_are_recorded_as_bytes():
 def test_invalid_options_are_rejected(options, text):
     with pytest.raises(ValueError, match=text):
         PQN(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2), **options)
-
-
-def test_continuous_actions_are_rejected():
-    with pytest.raises(ValueError, match="requires Discrete actions"):
-        PQN(spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (1,)))
-
-
-def test_config_contains_the_options():
-    optimizer = functools.partial(torch.optim.RAdam, weight_decay=0.1)
-    config = fitted(Gridworld(2, seed=0), seed=4, q_lambda=0.5, optimizer=optimizer).config
-    expected = {**SMALL, "hidden": [16], "q_lambda": 0.5, "seed": 4, "layer_norm": True}
-    assert {name: config[name] for name in expected} == expected
-    assert config["optimizer"]["type"] == "torch.optim.radam.RAdam" and config["optimizer"]["weight_decay"] == 0.1
-
-
-def test_handler_can_replace_action_and_extras():
-    environment = Gridworld(num_envs=4, seed=0)
-    agent = fitted(environment, seed=0)
-    loop = rein.training_loop(agent, environment, seed=0)
-
-    @loop.action_selected
-    def replace(state):
-        action = torch.zeros_like(state.step_state.action)
-        state.step_state = state.step_state._replace(action=action, extras={})
-
-    assert loop.run(epochs=1, iterations=16).status == "completed"
-    assert agent.updates > 0
-
-
-def test_rejected_state_changes_nothing():
-    environment = Gridworld(num_envs=4, seed=0)
-    plain, scaled = fitted(environment, seed=0), fitted(environment, seed=1, normalize_reward=True)
-    before = copy_state(plain.state_dict())
-    with pytest.raises(ValueError, match="reward_normalizer"):
-        plain.load_state_dict(scaled.state_dict())
-    assert first_difference(before, plain.state_dict()) is None

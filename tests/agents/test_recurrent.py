@@ -21,9 +21,7 @@ from rein.envs.probes import Memory, Reach
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.random import generator
 from rein.replay.rollout import Rollout
-from rein.schedules import linear
 from rein.testing import AgentContract
-from rein.testing.stateful import copy_state, first_difference
 
 CORES = {kind.__name__: functools.partial(kind, features=6) for kind in (LSTM, GRU, MinimalGRU)}
 CORES["two layers"] = functools.partial(MinimalGRU, features=6, layers=2)
@@ -77,20 +75,6 @@ class TestMinimalGRU(_Recurrent):
         "update_epochs": 2,
         "minibatches": 1,
         "shared": True,
-    }
-
-
-@pytest.mark.slow
-class TestTwoLayers(_Recurrent):
-    options: ClassVar[dict[str, Any]] = {"core": CORES["two layers"], "update_epochs": 2, "minibatches": 2}
-
-
-@pytest.mark.slow
-class TestRecurrentA2C(_Recurrent):
-    kind = A2C
-    options: ClassVar[dict[str, Any]] = {
-        "core": CORES["MinimalGRU"],
-        "learning_rate": linear(1e-3, 0.0, env_steps=1000),
     }
 
 
@@ -238,54 +222,6 @@ def test_reset_clears_the_carry(core: str) -> None:
         recorded.append(agent.select_action(torch.zeros_like(observation))[1]["value"])
     same = recorded[0] == recorded[1]
     assert same.tolist() == [True, True, True, False]
-
-
-def run(**options: Any) -> Any:
-    """Return the networks of an agent after three rollouts with invalid rows."""
-    agent = recording_agent(
-        Memory(1, seed=0), **{"core": CORES["LSTM"], "minibatches": 1, "learning_rate": 1e-3, **options}
-    )
-    drive(agent, 3 * 8)
-    return agent.networks
-
-
-@pytest.mark.default_cases(every=5)
-@pytest.mark.parametrize("core", CORES)
-@pytest.mark.parametrize("micro_batch", [1, 16, 40])
-def test_micro_batches_of_sequences_change_rounding_only(core: str, micro_batch: int) -> None:
-    whole, parts = run(core=CORES[core]), run(core=CORES[core], micro_batch=micro_batch)
-    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-
-
-def test_threads_do_not_change_results() -> None:
-    alone, *together = (dict(run(micro_batch=16, threads=threads).state_dict()) for threads in (1, 2, 3))
-    assert all(first_difference(alone, other) is None for other in together)
-
-
-@pytest.mark.parametrize("core", CORES)
-def test_bfloat16_changes_rounding_only(core: str) -> None:
-    exact, rough = run(core=CORES[core]), run(core=CORES[core], precision="bfloat16")
-    for one, other in zip(exact.parameters(), rough.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0.05, atol=3e-3)
-
-
-def test_evaluation_does_not_change_training() -> None:
-    states = []
-    for evaluates in (False, True):
-        environment = Memory(8, seed=0)
-        agent = recording_agent(environment, core=CORES["LSTM"], normalize_observation=True, normalize_reward=True)
-        loop = rein.training_loop(agent, environment, epochs=4, iterations=7)
-        if evaluates:
-
-            @loop.iteration_completed(every=5)
-            def look(state: Any, agent: Any = agent) -> None:
-                for deterministic in (True, False):
-                    rein.evaluate(agent.policy(deterministic), Memory(3, seed=1), 3)
-
-        loop.run()
-        states.append(copy_state(agent.state_dict()))
-    assert first_difference(*states) is None
 
 
 def test_policy_has_a_separate_carry_per_environment() -> None:

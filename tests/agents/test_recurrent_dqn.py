@@ -25,7 +25,7 @@ from rein.ops.trees import leaves
 from rein.replay.sequences import Clips
 from rein.schedules import linear
 from rein.testing import AgentContract
-from rein.testing.stateful import copy_state, first_difference
+from rein.testing.stateful import first_difference
 
 CORES = {kind.__name__: functools.partial(kind, features=6) for kind in (LSTM, GRU, MinimalGRU)}
 CORES["two layers"] = functools.partial(MinimalGRU, features=6, layers=2)
@@ -303,70 +303,6 @@ def test_micro_batches_of_sequences_change_rounding_only(micro_batch: int) -> No
         torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
 
 
-def test_target_network_changes_only_by_copying() -> None:
-    agent = fitted(Memory(1, seed=0), seed=0, tau=1.0, target_frequency=3)
-    drive(agent, 3)
-    before = copy_state(dict(agent.networks.target.named_parameters()))
-    agent.updates = 0
-    agent.learn(2)
-    assert first_difference(before, dict(agent.networks.target.named_parameters())) is None
-    agent.learn(1)
-    target, online = (dict(part.named_parameters()) for part in (agent.networks.target, agent.networks.online))
-    assert first_difference(before, target) is not None
-    assert all(torch.equal(target[name], online[name]) for name in target)
-
-
-def test_evaluation_does_not_change_training() -> None:
-    states = []
-    for evaluates in (False, True):
-        environment = Memory(8, seed=0)
-        agent = fitted(environment, seed=0, normalize_observation=True)
-        loop = rein.training_loop(agent, environment, epochs=4, iterations=7)
-        if evaluates:
-
-            @loop.iteration_completed(every=5)
-            def look(state: Any, agent: Any = agent) -> None:
-                for deterministic in (True, False):
-                    rein.evaluate(agent.policy(deterministic), Memory(3, seed=1), 3)
-
-        loop.run()
-        states.append(copy_state(agent.state_dict()))
-    assert first_difference(*states) is None
-
-
-def test_policy_has_a_separate_carry_per_environment() -> None:
-    agent = fitted(Memory(1, seed=0), seed=0)
-    policy, other = agent.policy(), agent.policy()
-    x = torch.rand(4, 3, generator=generator(0, "rows"))
-    policy.select_action(x)
-    policy.reset(torch.tensor([True, False, False, True]))
-    kept = policy.state_dict()["carry"]
-    assert [bool(row.any()) for row in kept] == [False, True, True, False]
-    assert other.state_dict()["carry"] is None
-    other.load_state_dict(policy.state_dict())
-    policy.select_action(x)
-    assert torch.equal(other.state_dict()["carry"], kept)
-    policy.reset()
-    assert policy.state_dict()["carry"] is None
-
-
-def test_policy_rejects_state_of_the_other_kind() -> None:
-    agent = fitted(Memory(1, seed=0), seed=0)
-    greedy, exploring = agent.policy(True), agent.policy(False)
-    for one, other in ((greedy, exploring), (exploring, greedy)):
-        with pytest.raises(ValueError, match="the generator in the state"):
-            one.load_state_dict(other.state_dict())
-
-
-def test_exploring_policy_explores_like_the_agent() -> None:
-    agent = fitted(Memory(1, 4, seed=0), seed=0, epsilon=0.5, learning_starts=0)
-    x = torch.rand(4096, 5, generator=generator(0, "rows"))
-    greedy = agent.policy().select_action(x)[0]
-    for actor in (agent, agent.policy(deterministic=False)):
-        differ = (actor.select_action(x)[0] != greedy).float().mean()
-        assert float(differ) == pytest.approx(0.5 * 3 / 4, abs=0.05)  # one of four actions is greedy
-
-
 def test_action_space_start_is_respected() -> None:
     agent = RecurrentDQN(spaces.Box(0.0, 1.0, (3,)), spaces.Discrete(2, start=5), **SMALL, seed=0)
     drive(agent, 10)
@@ -401,11 +337,6 @@ def test_learns_from_images() -> None:
 def test_invalid_options_are_rejected(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         fitted(Memory(1, seed=0), **options)
-
-
-def test_continuous_actions_are_rejected() -> None:
-    with pytest.raises(ValueError, match="Discrete"):
-        fitted(Memory(1, continuous=True, seed=0))
 
 
 MEMORY: dict[str, Any] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -15,7 +14,6 @@ from rein.agents.base.learner import Batch
 from rein.agents.base.losses import Temperature, temperature_loss
 from rein.agents.sac import SAC
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward, Reach
-from rein.envs.wrappers.observations import observation_history
 from rein.ops.random import generator
 from rein.testing import AgentContract
 from rein.types import Transition
@@ -55,34 +53,6 @@ class TestLargeNetworks(TestSAC):
 @pytest.mark.slow
 class TestFixedTemperatureAndThreeCritics(TestSAC):
     options: ClassVar[dict[str, Any]] = {"temperature": 0.1, "critics": 3, "actor_frequency": 2, "activation": "tanh"}
-
-
-@pytest.mark.slow
-class TestUpdatesAfterEpisodes(TestSAC):
-    """Updates after every second episode end. The replay is full after 25 steps."""
-
-    num_envs = 4
-    options: ClassVar[dict[str, Any]] = {
-        "update_to_data": 0.25,
-        "capacity": 102,
-        "normalize_observation": True,
-    }
-
-    def environment(self, num_envs, seed):
-        return Corridor(num_envs, length=3, continuous=True, seed=seed, max_episode_steps=8)
-
-
-@pytest.mark.slow
-class TestObservationHistoryAndScaledActions(TestSAC):
-    """A history of observations, and an action space other than [-1, 1]."""
-
-    steps = 25
-
-    def make(self, seed):
-        return SAC(self.environment(1, 0).single_observation_space, UNITS, seed=seed, **SMALL, update_to_data=0.25)
-
-    def environment(self, num_envs, seed):
-        return observation_history(super().environment(num_envs, seed), 3)
 
 
 PROBE = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64, "learning_starts": 128, "tau": 0.05}
@@ -242,8 +212,3 @@ def test_invalid_options_are_rejected(options):
     (name,) = options
     with pytest.raises(ValueError, match=rf"SAC\({name}="):
         SAC(BOX, BOX, **options)
-
-
-def test_images_are_rejected():
-    with pytest.raises(ValueError, match="learns from vectors"):
-        SAC(spaces.Box(0, 255, (84, 84, 3), np.uint8), BOX)

@@ -133,14 +133,6 @@ def test_td_gradient_matches_autograd(delta, weighted, share):
     compare(network, batch, delta, td_loss, td_gradient, share)
 
 
-def test_td_gradient_is_zero_for_other_actions():
-    network = QNetwork(OBSERVATION, DISCRETE, drawn(), hidden=(16,), layer_norm=False).double()
-    target = normal(ROWS, seed=3)
-    batch = Batch(normal(ROWS, FEATURES, seed=1), torch.full((ROWS,), 2), target=target)
-    head_bias_gradient = td_gradient(network, batch, None, None, report=False)[0][-1]
-    assert head_bias_gradient.nonzero().flatten().tolist() == [2]
-
-
 @pytest.mark.parametrize(
     ("networks", "supported"),
     [

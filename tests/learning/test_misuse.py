@@ -13,7 +13,6 @@ from gymnasium import spaces
 
 import rein
 from rein.agents.a2c import A2C
-from rein.agents.ddpg import DDPG
 from rein.agents.discrete_sac import DiscreteSAC
 from rein.agents.dqn import DQN
 from rein.agents.impala import IMPALA
@@ -24,7 +23,6 @@ from rein.agents.pqn import PQN
 from rein.agents.q_learning import QLearning
 from rein.agents.recurrent_dqn import RecurrentDQN
 from rein.agents.sac import SAC
-from rein.agents.td3 import TD3
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment
@@ -167,38 +165,9 @@ def test_assigned_gamma_reaches_the_reward_normalizer(kind) -> None:
     assert agent.reward_normalizer.gamma == 0.5
 
 
-@pytest.mark.parametrize("kind", [PPO, PQN, DQN, SAC])
-def test_learning_rate_can_be_assigned_during_a_run(kind) -> None:
-    make = Pendulum if kind is SAC else CartPole
-    environment, rates = make(num_envs=2, seed=0), []
-    agent = made(kind, environment, learning_rate=1e-3, seed=0)
-    loop = rein.training_loop(agent, environment, iterations=32, epochs=2)
-    config = agent.config
-    optimizers = (
-        [learner.optimizer for learner in agent.learners.values()]
-        if kind in (DQN, SAC)
-        else [agent.learners["networks"].optimizer]
-    )
-
-    @loop.epoch_started
-    def halve(state: rein.State) -> None:
-        if state.epoch == 2:
-            agent.learning_rate = 5e-4
-            with pytest.raises(ValueError, match=f"{kind.__name__}.learning_rate=-1.0.: give 0 or more"):
-                agent.learning_rate = -1.0
-
-    @loop.epoch_ended
-    def look(state: rein.State) -> None:
-        rates.append([group["lr"] for optimizer in optimizers for group in optimizer.param_groups])
-
-    loop.run()
-    assert agent.updates
-    assert set(rates[0]) == {1e-3} and set(rates[1]) == {5e-4}
-    assert agent.config == config  # checkpoints compare the config
-
-
 ADJUSTED: list[tuple[Any, str, Any, Any]] = [
     (PPO, "gamma", 0.5, 1.5),
+    (PPO, "learning_rate", 5e-4, -1.0),
     (PPO, "gae_lambda", 0.5, "1"),
     (PPO, "update_epochs", 2, 0.1),
     (PPO, "minibatches", 2, 0),
@@ -290,12 +259,6 @@ def test_unrelated_chunks_are_cut_at_the_boundary() -> None:
     assert agent.replay.take(torch.arange(6), n_step=9, gamma=1.0).reward.tolist() == [3, 2, 1, 3, 2, 1]
 
 
-def test_recorded_float64_actions_are_learned() -> None:
-    agent = IQL(spaces.Box(-np.inf, np.inf, (1,)), BOX, **SMALL, seed=0)
-    rein.fill(agent, [rows(20)._replace(action=torch.zeros(20, 1, dtype=torch.float64))])
-    assert agent.learn(1)
-
-
 @pytest.mark.parametrize("kind", [RecurrentDQN, DQN])
 def test_fill_rejects_unsupported_replays(kind) -> None:
     images = spaces.Box(0, 255, (2, 40, 40), np.uint8)
@@ -372,11 +335,6 @@ def test_unsupported_box_action_spaces_are_rejected(space) -> None:
         SAC(spaces.Box(-1, 1, (2,)), space)
 
 
-@pytest.mark.parametrize("kind", [TD3, DDPG])
-def test_noise_can_be_a_number(kind) -> None:
-    assert made(kind, Pendulum(1), noise=0.3).config["noise"] == {"noise": "gaussian", "std": 0.3}
-
-
 def test_state_of_other_options_is_rejected_without_changes() -> None:
     environment = Pendulum(1, seed=0)
     agent = made(SAC, environment, seed=0)
@@ -404,12 +362,6 @@ def test_fixed_options_of_dqn_cannot_be_assigned(option: str) -> None:
     agent = made(DQN, CartPole(num_envs=2, seed=0))
     with pytest.raises(AttributeError, match=rf"DQN.{option} cannot be changed after the agent is built"):
         setattr(agent, option, 0.5)
-
-
-@pytest.mark.parametrize("kind", [DQN, PPO])
-def test_class_definition_hiding_an_option_is_rejected(kind: Any) -> None:
-    with pytest.raises(TypeError, match=r"Mine.learning_rate hides an option .* pass learning_rate="):
-        type("Mine", (kind,), {"learning_rate": 1e-4})
 
 
 def test_priority_beta_above_1_is_rejected() -> None:

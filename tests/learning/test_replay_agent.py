@@ -17,8 +17,6 @@ from rein.agents.iql import IQL
 from rein.agents.sac import SAC
 from rein.agents.td3 import TD3
 from rein.envs import SimulatedEnvironment
-from rein.envs.gridworld import Gridworld
-from rein.envs.probes import Corridor
 from rein.envs.wrappers.observations import observation_history
 from rein.ops.random import generator
 from rein.schedules import linear
@@ -261,17 +259,6 @@ def test_targets_follow_by_tau(kind):
     assert first_difference(initial, targets(copies)) is not None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_learning_rate_schedule_is_applied(kind):
-    agent = made(kind, learning_rate=linear(1e-2, 0.0, env_steps=10))
-    fed(agent, 10)
-    before = copy_state(parameters(agent))
-    targets = [name for name in before if name.startswith("target")]
-    fed(agent, 5, first=10)
-    after = parameters(agent)
-    assert all(torch.equal(before[name], after[name]) for name in before if name not in targets)
-
-
 class Counting(SimulatedEnvironment):
     """Observes the number of the step. The reward is 10 times the action plus the number of the step."""
 
@@ -322,20 +309,6 @@ def test_actions_are_scaled_to_the_bounds(kind):
     torch.testing.assert_close(scale.from_action(action), x, atol=1e-4, rtol=0)
     chosen = agent.select_action(torch.rand(50, 2))[0]
     assert all(agent.action_space.contains(row.numpy()) for row in chosen)
-
-
-@pytest.mark.parametrize("kind", CONTINUOUS)
-def test_action_scale_does_not_change_learning(kind):
-    """The same task with actions in different units."""
-    ends = []
-    for unit in (1.0, 1024.0):
-        agent = made(kind, spaces.Box(-unit, unit, (2,)), **{"learning_rate": 1e-3})
-        for step in range(20):
-            row = transition(agent, 2, step)
-            agent.record_observation(row._replace(reward=row.action[:, 0] / unit))
-            agent.optimize_model()
-        ends.append(parameters(agent))
-    torch.testing.assert_close(*ends, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -401,14 +374,6 @@ def test_noise_is_copied_per_agent(kind):
     assert one.noise is not other.noise and noise.state_dict()["state"] is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_agent_without_transitions_can_be_reseeded(kind):
-    agent, other = made(kind), made(kind, seed=1)
-    agent.select_action(torch.zeros(3, 2))
-    agent.reseed(1)
-    assert first_difference(agent.state_dict(), other.state_dict()) is None
-
-
 INVALID = [{"capacity": 0}, {"batch_size": 0}, {"train_frequency": 0}, {"n_step": 0}, {"target_frequency": 0}]
 INVALID += [{"gamma": 1.1}, {"gamma": -0.1}, {"tau": 1.5}, {"tau": -0.1}, {"update_to_data": 0.0}]
 INVALID += [
@@ -461,16 +426,6 @@ def test_observation_statistics_are_saved(kind):
     other = made(kind, normalize_observation=True)
     other.load_state_dict(copy_state(agent.state_dict()))
     assert first_difference(agent.state_dict(), other.state_dict()) is None
-
-
-@pytest.mark.parametrize("make", [lambda: Gridworld(3, seed=0), lambda: Corridor(3, seed=0)])
-def test_recorded_actions_are_in_the_space(make):
-    environment = make()
-    agent = DQN(environment.single_observation_space, environment.single_action_space, **SMALL)
-    rein.train(agent, environment, epochs=1, iterations=20)
-    assert all(
-        environment.single_action_space.contains(int(action)) for action in agent.replay.columns["action"].flatten()
-    )
 
 
 @pytest.mark.slow

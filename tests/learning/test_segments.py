@@ -136,16 +136,6 @@ def corrected(x: ExampleRollout, rho_clip: float, c_clip: float) -> tuple[Tensor
 
 
 @each_core
-def test_revised_advantages_with_unchanged_networks_equal_gae(core: Any) -> None:
-    x = ExampleRollout(core)
-    before = x.sequences.advantage_TN.clone(), torch.where(x.valid, x.sequences.target_TN, 0.0)
-    x.revise(*range(N))
-    torch.testing.assert_close(x.sequences.advantage_TN, before[0], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(x.sequences.target_TN, before[1], rtol=1e-4, atol=1e-5)
-    assert x.sequences.advantage_TN.any()
-
-
-@each_core
 @pytest.mark.parametrize("clips", [(1.0, 1.0), (0.7, 0.4), (float("inf"), 1.3)])
 def test_revised_advantages_match_vtrace(core: Any, clips: tuple[float, float]) -> None:
     x = ExampleRollout(core, Segments(rho_clip=clips[0], c_clip=clips[1]))

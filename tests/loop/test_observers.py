@@ -86,15 +86,6 @@ def test_event_without_handlers_calls_nothing() -> None:
     assert loop.epoch_ended.calls == (nothing,)
 
 
-def test_observers_receive_only_events_of_their_loop() -> None:
-    first, second, log = rein.Loop(nothing), rein.Loop(nothing), []
-    first.epoch_ended.observe(lambda loop, state: log.append(loop is first))
-    second.run(iterations=1)
-    assert log == []
-    first.run(iterations=1)
-    assert log == [True]
-
-
 def test_non_callable_observer_is_rejected() -> None:
     with pytest.raises(TypeError, match="epoch_ended: an observer must be callable with"):
         rein.Loop(nothing).epoch_ended.observe(3)  # type: ignore[type-var]  # invalid on purpose

@@ -47,15 +47,6 @@ def test_initial_log_std_is_the_option(state_dependent_std: bool) -> None:
     assert not result.mean.any()  # type: ignore[attr-defined]  # an attribute of Gaussians
 
 
-@pytest.mark.parametrize("squash", KINDS)
-@pytest.mark.parametrize("state_dependent_std", [False, True])
-def test_every_parameter_of_a_head_gets_a_gradient(squash: bool | str, state_dependent_std: bool) -> None:
-    module = head(squash=squash, state_dependent_std=state_dependent_std)
-    distribution = module(features())
-    (distribution.log_prob(torch.ones(5, 3)) + distribution.entropy()).sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in module.parameters())
-
-
 def test_ball_bounds_the_length_and_box_the_components() -> None:
     sample = torch.full((5, 3), 30.0)
     ball, box = (head(squash=squash) for squash in ("ball", True))
