@@ -8,16 +8,13 @@ import pytest
 import torch
 
 import rein
-from rein.agents.a2c import A2C
-from rein.agents.ppo import PPO
-from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor, Reach
 from rein.testing import AgentContract
 
 SMALL: dict[str, Any] = {"rollout_steps": 5, "hidden": (16,), "learning_rate": 1e-2, "gamma": 0.9}
 
 
-def fitted(environment: Any, kind: Any = A2C, **options: Any) -> Any:
+def fitted(environment: Any, kind: Any = rein.A2C, **options: Any) -> Any:
     return kind(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
 
 
@@ -31,7 +28,7 @@ class TestDiscrete(AgentContract):
         return fitted(self.environment(1, 0), seed=seed, **self.options)
 
     def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
+        return rein.envs.Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
 PROBES: dict[str, Any] = {
@@ -56,8 +53,8 @@ def test_solves_probe(name: str) -> None:
 def test_update_equals_first_ppo_update(normalize: bool) -> None:
     """At a ratio of 1, the gradients of the clipped surrogate and of A log pi are equal."""
     agents = []
-    for kind, options in ((A2C, {}), (PPO, {"update_epochs": 1, "minibatches": 1})):
-        environment = Gridworld(8, seed=0, max_episode_steps=9)
+    for kind, options in ((rein.A2C, {}), (rein.PPO, {"update_epochs": 1, "minibatches": 1})):
+        environment = rein.envs.Gridworld(8, seed=0, max_episode_steps=9)
         same = {"gae_lambda": 0.9, "normalize_advantage": normalize, "entropy_coefficient": 0.01}
         agent = fitted(environment, kind, seed=0, **same, **options)
         initial = [p.detach().clone() for p in agent.networks.parameters()]
@@ -72,9 +69,9 @@ def test_update_equals_first_ppo_update(normalize: bool) -> None:
 def test_defaults_match_the_paper() -> None:
     environment = Bandit(1, seed=0)
     spaces = environment.single_observation_space, environment.single_action_space
-    assert {name: A2C(*spaces).config[name] for name in ("learning_rate", "rollout_steps", "gae_lambda")} == {
+    assert {name: rein.A2C(*spaces).config[name] for name in ("learning_rate", "rollout_steps", "gae_lambda")} == {
         "learning_rate": 7e-4,
         "rollout_steps": 5,
         "gae_lambda": 1.0,
     }
-    assert A2C(*spaces, rollout_steps=7).config["rollout_steps"] == 7
+    assert rein.A2C(*spaces, rollout_steps=7).config["rollout_steps"] == 7

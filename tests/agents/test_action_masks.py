@@ -16,13 +16,9 @@ from torch import Tensor
 
 import rein
 from rein.accelerate.closed_form import has_closed_form, policy_gradient
-from rein.agents.a2c import A2C
 from rein.agents.base.learner import Batch
 from rein.agents.base.policy_loss import Coefficients, policy_loss
 from rein.agents.base.segments import Segments
-from rein.agents.bc import BC
-from rein.agents.impala import IMPALA
-from rein.agents.ppo import PPO
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.encoder import Inputs
 from rein.networks.heads import DiscreteHead, ProductHead, action_head
@@ -181,7 +177,7 @@ def test_closed_form_equals_autograd(clip: float | None) -> None:
 @pytest.mark.slow
 class TestPPO(AgentContract):
     num_envs, steps = 4, 40
-    kind: ClassVar[Any] = PPO
+    kind: ClassVar[Any] = rein.PPO
     options: ClassVar[dict[str, Any]] = {}
 
     def make(self, seed):
@@ -202,12 +198,12 @@ class TestPPOWithSegments(TestPPO):
 
 
 class TestA2C(TestPPO):
-    kind = A2C
+    kind = rein.A2C
 
 
 @pytest.mark.slow
 class TestIMPALA(TestPPO):
-    kind = IMPALA
+    kind = rein.IMPALA
 
 
 @pytest.mark.slow
@@ -216,10 +212,10 @@ class TestBC(TestPPO):
 
     def make(self, seed):
         small = {"hidden": (16,), "batch_size": 16, "capacity": 512, "update_to_data": 0.125}
-        return BC(self.environment(1, 0), seed=seed, **small)
+        return rein.BC(self.environment(1, 0), seed=seed, **small)
 
 
-class _IgnoresMasks(PPO):
+class _IgnoresMasks(rein.PPO):
     def select_action(self, observation):
         return super().select_action({**observation, "action_mask": torch.ones_like(observation["action_mask"])})
 
@@ -234,7 +230,7 @@ def test_contract_fails_for_an_agent_that_ignores_masks() -> None:
 
 def test_bc_imitates_masked_actions() -> None:
     environment = MaskedGrid(512, seed=0)
-    agent, observation = BC(environment, hidden=(32,), learning_rate=1e-2, seed=0), environment.reset()
+    agent, observation = rein.BC(environment, hidden=(32,), learning_rate=1e-2, seed=0), environment.reset()
     action, rows = observation["action_mask"].argmax(1), torch.zeros(512)
     transition = Transition(observation, action, rows, rows > 0, rows > 0, observation, rows == 0, {})
     fill(agent, [transition])
@@ -248,7 +244,7 @@ def test_bc_imitates_masked_actions() -> None:
 
 def test_bc_refuses_recorded_actions_that_are_not_valid() -> None:
     environment = MaskedGrid(512, seed=0)
-    agent, observation = BC(environment, seed=0), environment.reset()
+    agent, observation = rein.BC(environment, seed=0), environment.reset()
     action, rows = observation["action_mask"].argmin(1), torch.zeros(512)
     fill(agent, [Transition(observation, action, rows, rows > 0, rows > 0, observation, rows == 0, {})])
     with pytest.raises(ValueError, match="not valid according to their action_mask"):
@@ -256,10 +252,10 @@ def test_bc_refuses_recorded_actions_that_are_not_valid() -> None:
 
 
 SOLVERS: dict[str, Any] = {
-    "PPO": (PPO, {"rollout_steps": 16}, 12),
-    "recurrent PPO": (PPO, {"rollout_steps": 16, **RECURRENT}, 10),
-    "A2C": (A2C, {"normalize_advantage": True}, 24),
-    "IMPALA": (IMPALA, {"rollout_steps": 4, "learning_rate": 5e-3}, 28),
+    "PPO": (rein.PPO, {"rollout_steps": 16}, 12),
+    "recurrent PPO": (rein.PPO, {"rollout_steps": 16, **RECURRENT}, 10),
+    "A2C": (rein.A2C, {"normalize_advantage": True}, 24),
+    "IMPALA": (rein.IMPALA, {"rollout_steps": 4, "learning_rate": 5e-3}, 28),
 }
 
 
@@ -277,7 +273,7 @@ def test_solves_masked_grid_without_invalid_actions(name: str) -> None:
     assert test.invalid_actions == 0
 
 
-def recorded(action: Tensor, agent: PPO, observation: Any) -> None:
+def recorded(action: Tensor, agent: rein.PPO, observation: Any) -> None:
     rows, no = len(action), torch.zeros(len(action), dtype=torch.bool)
     ends = torch.zeros(rows), no, no, observation, ~no
     agent.record_observation(Transition(observation, action, *ends, {}))
@@ -285,7 +281,7 @@ def recorded(action: Tensor, agent: PPO, observation: Any) -> None:
 
 def test_action_of_another_program_is_evaluated_with_the_mask() -> None:
     environment = MaskedGrid(8, seed=0)
-    agent, observation = PPO(environment, seed=0), environment.reset()
+    agent, observation = rein.PPO(environment, seed=0), environment.reset()
     action = observation["action_mask"].argmax(1)
     recorded(action, agent, observation)
     distribution, _ = agent.networks(agent.networks.preprocess(observation))
@@ -294,7 +290,7 @@ def test_action_of_another_program_is_evaluated_with_the_mask() -> None:
 
 def test_invalid_action_of_another_program_is_refused() -> None:
     environment = MaskedGrid(8, seed=0)
-    agent, observation = PPO(environment, seed=0), environment.reset()
+    agent, observation = rein.PPO(environment, seed=0), environment.reset()
     action = observation["action_mask"].argmax(1)
     action[3] = observation["action_mask"][3].argmin()
     with pytest.raises(ValueError, match="environment 3 is not valid"):
@@ -303,7 +299,7 @@ def test_invalid_action_of_another_program_is_refused() -> None:
 
 def test_masks_of_sequences_follow_the_observations() -> None:
     environment = MaskedGrid(8, seed=0)
-    agent = PPO(environment, seed=0, rollout_steps=6, **RECURRENT)
+    agent = rein.PPO(environment, seed=0, rollout_steps=6, **RECURRENT)
     observation = environment.reset()
     for _ in range(5):
         action, extras = agent.select_action(observation)
@@ -332,7 +328,7 @@ def test_agents_learn_with_masks_of_every_action_space(name: str) -> None:
         return spaces.Dict({key: space_of(part) for key, part in tree.items()})
 
     observed = spaces.Dict({"position": spaces.Box(-1.0, 1.0, (2,)), "action_mask": space_of(mask)})
-    for kind, options in ((PPO, {}), (PPO, RECURRENT), (A2C, {}), (IMPALA, {})):
+    for kind, options in ((rein.PPO, {}), (rein.PPO, RECURRENT), (rein.A2C, {}), (rein.IMPALA, {})):
         agent = kind(observed, space, seed=0, rollout_steps=4, hidden=(8,), **options)
         for _ in range(8):
             observation = {"position": torch.randn(4, 2, generator=drawn), "action_mask": mask}

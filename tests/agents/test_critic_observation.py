@@ -16,10 +16,6 @@ from torch import Tensor
 
 import rein
 from rein.accelerate.closed_form import has_closed_form
-from rein.agents.a2c import A2C
-from rein.agents.impala import IMPALA
-from rein.agents.ppo import PPO
-from rein.envs.cartpole import CartPole
 from rein.envs.wrappers import Wrapper
 from rein.episodes.evaluation import check_parts
 from rein.networks.recurrent import GRU
@@ -64,7 +60,7 @@ class HiddenTarget(Wrapper):
 @pytest.mark.slow
 class TestPPO(AgentContract):
     num_envs, steps = 4, 40
-    kind: ClassVar[Any] = PPO
+    kind: ClassVar[Any] = rein.PPO
     options: ClassVar[dict[str, Any]] = {"normalize_observation": True}
 
     def make(self, seed):
@@ -80,15 +76,15 @@ class TestRecurrentPPO(TestPPO):
 
 
 class TestA2C(TestPPO):
-    kind = A2C
+    kind = rein.A2C
 
 
 @pytest.mark.slow
 class TestIMPALA(TestPPO):
-    kind, options = IMPALA, CORE
+    kind, options = rein.IMPALA, CORE
 
 
-def start(kind: Any = PPO, **options: Any) -> tuple[Any, Any, Any]:
+def start(kind: Any = rein.PPO, **options: Any) -> tuple[Any, Any, Any]:
     environment = HiddenTarget(N, 0)
     return kind(environment, seed=0, **{**SMALL, **options}), environment, environment.reset()
 
@@ -122,7 +118,7 @@ def test_policy_acts_without_critic_observations(options) -> None:
 
 def test_policy_acts_on_the_observation_itself_or_a_dict_of_it() -> None:
     space = spaces.Dict({"position": spaces.Box(-1.0, 1.0, (3,)), "critic_observation": spaces.Box(-1.0, 1.0, (2,))})
-    agent = PPO(space, spaces.Discrete(3), seed=0, normalize_observation=True)
+    agent = rein.PPO(space, spaces.Discrete(3), seed=0, normalize_observation=True)
     x = torch.randn(N, 3)
     for seen in (x, {"position": x}):
         action, _ = agent.policy().select_action(seen)
@@ -130,9 +126,11 @@ def test_policy_acts_on_the_observation_itself_or_a_dict_of_it() -> None:
 
 
 def test_policy_is_evaluated_in_an_environment_without_critic_observations() -> None:
-    environment = CartPole(2, seed=0)
+    environment = rein.envs.CartPole(2, seed=0)
     part = environment.single_observation_space
-    agent = PPO(spaces.Dict({"observation": part, "critic_observation": part}), spaces.Discrete(2), hidden=(4,), seed=0)
+    agent = rein.PPO(
+        spaces.Dict({"observation": part, "critic_observation": part}), spaces.Discrete(2), hidden=(4,), seed=0
+    )
     for space in (part, spaces.Dict({"observation": part})):
         environment.single_observation_space = space
         check_parts(agent.policy(), environment)
@@ -183,7 +181,7 @@ def test_values_equal_a_reference() -> None:
 def test_images_are_encoded_once_and_joined_by_the_critic_observation() -> None:
     image = spaces.Box(0, 255, (36, 36, 1), np.uint8)
     space = spaces.Dict({"camera": image, "critic_observation": spaces.Box(-1.0, 1.0, (2,))})
-    agent = PPO(space, spaces.Discrete(3), seed=0, hidden=(16,))
+    agent = rein.PPO(space, spaces.Discrete(3), seed=0, hidden=(16,))
     camera = torch.randint(0, 256, (N, 36, 36, 1), dtype=torch.uint8)
     x = agent.networks.preprocess({"camera": camera, "critic_observation": torch.randn(N, 2)})
     other = x._replace(critic=torch.randn(N, 2))

@@ -15,12 +15,8 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein
-from rein.agents.a2c import A2C
-from rein.agents.impala import IMPALA
-from rein.agents.ppo import PPO
 from rein.envs import SimulatedEnvironment
 from rein.envs.base.drawing import GREEN, WHITE, YELLOW, Frame, board
-from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor, Reach
 from rein.ops.random import generator
 from rein.ops.returns import vtrace
@@ -29,7 +25,7 @@ from rein.testing import AgentContract
 SMALL: dict[str, Any] = {"rollout_steps": 8, "hidden": (16,), "learning_rate": 1e-2, "gamma": 0.9}
 
 
-def fitted(environment: Any, kind: Any = IMPALA, **options: Any) -> Any:
+def fitted(environment: Any, kind: Any = rein.IMPALA, **options: Any) -> Any:
     return kind(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
 
 
@@ -42,7 +38,7 @@ class TestDiscrete(AgentContract):
         return fitted(self.environment(1, 0), seed=seed, update_epochs=2, minibatches=2)
 
     def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
+        return rein.envs.Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
 @pytest.mark.slow
@@ -117,7 +113,7 @@ def test_data_without_log_prob_is_treated_as_on_policy() -> None:
     assert value_N[1].item() == pytest.approx(0.5, abs=0.1)  # value of the behaviour policy
 
 
-@pytest.mark.parametrize("kind", [IMPALA, PPO])
+@pytest.mark.parametrize("kind", [rein.IMPALA, rein.PPO])
 @pytest.mark.parametrize("space", [spaces.Discrete(3, start=5), spaces.Box(-1.0, 2.0, (2,), np.float32)], ids=str)
 @pytest.mark.parametrize("more", [{"log_prob": torch.full((4,), -1.25)}, {"mine": torch.zeros(4)}], ids=list)
 @pytest.mark.parametrize("how", ["merged", "copied", "in_place"])
@@ -144,7 +140,7 @@ def test_extras_of_a_replaced_action_are_dropped(kind, space, more, how) -> None
     assert torch.allclose(kept["log_prob"][0], expected, atol=1e-5)
 
 
-class RecordingIMPALA(IMPALA):
+class RecordingIMPALA(rein.IMPALA):
     """Records the targets and advantages of each pass, and V-trace computed with the same networks."""
 
     found: list[tuple[Tensor, Tensor]]
@@ -172,7 +168,7 @@ class RecordingIMPALA(IMPALA):
 
 
 def test_every_pass_recomputes_vtrace_with_current_networks() -> None:
-    environment = Gridworld(8, seed=0, max_episode_steps=9)
+    environment = rein.envs.Gridworld(8, seed=0, max_episode_steps=9)
     bounds = {"vtrace_lambda": 0.9, "rho_clip": 1.5, "c_clip": 1.2}
     agent = fitted(environment, RecordingIMPALA, seed=0, update_epochs=3, **bounds)
     agent.found = []
@@ -183,10 +179,12 @@ def test_every_pass_recomputes_vtrace_with_current_networks() -> None:
     assert not torch.allclose(agent.found[0][0], agent.found[2][0])
 
 
-@pytest.mark.parametrize("make", [lambda: Gridworld(8, seed=0, max_episode_steps=9), lambda: Reach(8, seed=0)])
+@pytest.mark.parametrize(
+    "make", [lambda: rein.envs.Gridworld(8, seed=0, max_episode_steps=9), lambda: Reach(8, seed=0)]
+)
 def test_first_update_on_policy_equals_a2c(make: Any) -> None:
     agents = []
-    for kind, options in ((IMPALA, {}), (A2C, {"gae_lambda": 1.0})):
+    for kind, options in ((rein.IMPALA, {}), (rein.A2C, {"gae_lambda": 1.0})):
         environment = make()
         agent = fitted(environment, kind, seed=0, entropy_coefficient=0.01, **options)
         initial = [p.detach().clone() for p in agent.networks.parameters()]

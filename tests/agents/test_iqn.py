@@ -197,15 +197,3 @@ def test_row_errors_are_means_over_all_pairs():
     for b in range(16):
         quantile_Q = quantile_BQA[b, :, batch.action[b]].detach()
         assert torch.allclose(error_B[b], (batch.target[b][:, None] - quantile_Q).abs().mean(), atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["quantiles", "target_quantiles", "action_quantiles", "cosines"])
-def test_zero_counts_are_rejected(name):
-    with pytest.raises(ValueError, match=name):
-        one_state(2, **{name: 0})
-
-
-@pytest.mark.parametrize("risk", [0.0, -1.0, 1.5, float("nan")])
-def test_risk_out_of_range_is_rejected(risk):
-    with pytest.raises(ValueError, match="risk"):
-        one_state(2, risk=risk)

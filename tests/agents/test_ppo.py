@@ -11,9 +11,6 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.ppo import PPO
-from rein.envs.cartpole import CartPole
-from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward, Reach
 from rein.networks.recurrent import MinimalGRU
 from rein.schedules import linear
@@ -23,8 +20,8 @@ from rein.testing.stateful import copy_state, first_difference
 SMALL = {"rollout_steps": 8, "update_epochs": 2, "minibatches": 2, "hidden": (16,)}
 
 
-def fitted(environment, **options) -> PPO:
-    return PPO(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
+def fitted(environment, **options) -> rein.PPO:
+    return rein.PPO(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
 
 
 class TestDiscrete(AgentContract):
@@ -36,7 +33,7 @@ class TestDiscrete(AgentContract):
         return fitted(self.environment(1, 0), seed=seed)
 
     def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
+        return rein.envs.Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
 class TestContinuous(AgentContract):
@@ -64,7 +61,7 @@ class TestNormalized(TestDiscrete):
         return fitted(self.environment(1, 0), seed=seed, shared=True, activation="relu", **options)
 
     def environment(self, num_envs, seed):
-        return CartPole(num_envs=num_envs, seed=seed)
+        return rein.envs.CartPole(num_envs=num_envs, seed=seed)
 
 
 PROBES = {
@@ -120,8 +117,8 @@ def test_truncated_episode_bootstraps():
     assert reached == pytest.approx(environment.optimal_return, abs=0.5)
 
 
-def learned(seed=0, steps=48, **options) -> PPO:
-    environment = Gridworld(num_envs=8, seed=0, max_episode_steps=9)
+def learned(seed=0, steps=48, **options) -> rein.PPO:
+    environment = rein.envs.Gridworld(num_envs=8, seed=0, max_episode_steps=9)
     agent = fitted(environment, seed=seed, **options)
     rein.train(agent, environment, epochs=1, iterations=steps)
     return agent
@@ -144,7 +141,7 @@ def test_schedules_end_at_their_horizon(name, clock, horizon):
     before = learned(steps=32, **scheduled[0]).state_dict()
     last = []
     for options in ({**common, name: end}, *scheduled.values()):
-        environment = Gridworld(num_envs=8, seed=5, max_episode_steps=9)
+        environment = rein.envs.Gridworld(num_envs=8, seed=5, max_episode_steps=9)
         agent = fitted(environment, seed=0, **options)
         agent.load_state_dict(copy_state(before))
         rein.train(agent, environment, epochs=1, iterations=8)
@@ -195,7 +192,7 @@ def test_gradients_are_clipped_by_global_norm():
 
 
 def test_observation_statistics_change_only_between_rollouts():
-    environment = CartPole(8, seed=0)
+    environment = rein.envs.CartPole(8, seed=0)
     agent = fitted(environment, seed=0, normalize_observation=True)
     policy, seen = agent.policy(), []
     loop = rein.training_loop(agent, environment, epochs=1, iterations=24)
@@ -218,14 +215,14 @@ def test_observation_statistics_change_only_between_rollouts():
 def test_evaluation_does_not_change_training(options):
     states = []
     for evaluates in (False, True):
-        environment = CartPole(8, seed=0)
+        environment = rein.envs.CartPole(8, seed=0)
         agent = fitted(environment, seed=0, **options)
         loop = rein.training_loop(agent, environment, epochs=4, iterations=10)
 
         @loop.iteration_completed(every=3 if evaluates else 0)
         def look(state, agent=agent):
             for deterministic in (True, False):
-                rein.evaluate(agent.policy(deterministic), CartPole(3, seed=1), 3, max_episode_steps=20)
+                rein.evaluate(agent.policy(deterministic), rein.envs.CartPole(3, seed=1), 3, max_episode_steps=20)
 
         loop.run()
         states.append(copy_state(agent.state_dict()))
@@ -234,7 +231,7 @@ def test_evaluation_does_not_change_training(options):
 
 @pytest.mark.parametrize("mine", [False, True])
 def test_state_with_other_normalizers_is_rejected(mine):
-    environment = CartPole(1, seed=0)
+    environment = rein.envs.CartPole(1, seed=0)
     agent, other = (fitted(environment, seed=0, normalize_reward=normalizes) for normalizes in (mine, not mine))
     with pytest.raises(ValueError, match="reward_normalizer"):
         agent.load_state_dict(other.state_dict())
@@ -243,7 +240,7 @@ def test_state_with_other_normalizers_is_rejected(mine):
 def test_normalized_rewards_do_not_depend_on_scale():
     results = []
     for unit in (1.0, 1000.0):
-        environment = Gridworld(8, seed=0, max_episode_steps=9)
+        environment = rein.envs.Gridworld(8, seed=0, max_episode_steps=9)
         agent = fitted(environment, seed=0, normalize_reward=True)
         loop = rein.training_loop(agent, environment, epochs=1, iterations=24)
 
@@ -264,7 +261,7 @@ IMAGES = [(36, 36, 1), (2, 36, 36)]
 @pytest.mark.parametrize("shape", IMAGES)
 def test_cnn_learns_from_images(shape):
     """Byte images with channels last or first. The best action depends on the brightness."""
-    agent = PPO(spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(2), seed=0, learning_rate=2e-3, **SMALL)
+    agent = rein.PPO(spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(2), seed=0, learning_rate=2e-3, **SMALL)
     initial = copy_state(dict(agent.networks.encoder.state_dict()))
     bright = torch.arange(16) % 2 == 0
     image = torch.where(bright.view(-1, 1, 1, 1), 200, 20).expand(16, *shape).to(torch.uint8)
@@ -278,30 +275,9 @@ def test_cnn_learns_from_images(shape):
     assert first_difference(initial, dict(agent.networks.encoder.state_dict())) is not None
 
 
-def test_unknown_option_is_rejected():
-    with pytest.raises(TypeError, match="no option entropy_coeficient; did you mean entropy_coefficient"):
-        PPO(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2), entropy_coeficient=0.1)
-
-
 @pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"minibatches": 0}, r"PPO\(minibatches=0\): give 1 or more"),
-        ({"threads": 0}, r"threads=0\): give 1 or more"),
-        ({"micro_batch": 0}, r"micro_batch=0\): give 1 or more"),
-        ({"precision": "float16"}, "bfloat16"),
-        ({"update_epochs": 0}, r"PPO\(update_epochs=0\): give 1 or more"),
-        ({"rollout_steps": 0}, r"PPO\(rollout_steps=0\)"),
-        ({"activation": "sinh"}, "activation='sinh': use one of tanh"),
-        ({"squash": True}, "finite bounds"),
-    ],
+    ("make", "kept"), [(lambda: rein.envs.Gridworld(4, seed=0), False), (lambda: Reach(4, seed=0), True)]
 )
-def test_invalid_options_are_rejected(options, text):
-    with pytest.raises(ValueError, match=text):
-        PPO(spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-float("inf"), float("inf"), (1,)), **options)
-
-
-@pytest.mark.parametrize(("make", "kept"), [(lambda: Gridworld(4, seed=0), False), (lambda: Reach(4, seed=0), True)])
 def test_sample_is_recorded_only_if_it_differs_from_the_action(make, kept):
     environment = make()
     _, extras = fitted(environment, seed=0).select_action(environment.reset())
@@ -320,17 +296,6 @@ def test_compiled_training_changes_rounding_only(options):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
 
 
-INVALID = [{"learning_rate": -1.0}, {"max_grad_norm": -1.0}, {"max_grad_norm": float("nan")}, {"clip": -0.1}]
-INVALID += [{"value_coefficient": -1.0}, {"value_clip": 0.0}, {"entropy_coefficient": linear(0.1, -0.1, updates=5)}]
-
-
-@pytest.mark.parametrize("options", INVALID, ids=str)
-def test_options_out_of_range_are_rejected(options):
-    (name,) = options
-    with pytest.raises(ValueError, match=rf"PPO\({name}="):
-        fitted(Gridworld(2, seed=0), **options)
-
-
 def test_normalizing_a_single_row_is_rejected():
     with pytest.raises(ValueError, match="an update has one row only"):
         learned(steps=8, minibatches=64)
@@ -338,7 +303,7 @@ def test_normalizing_a_single_row_is_rejected():
 
 
 def test_wrong_observation_shape_is_rejected():
-    agent = fitted(CartPole(2, seed=0))
+    agent = fitted(rein.envs.CartPole(2, seed=0))
     for wrong in (torch.zeros(4), torch.zeros(2, 3)):
         with pytest.raises(ValueError, match="4 numbers each"):
             agent.select_action(wrong)
@@ -346,8 +311,10 @@ def test_wrong_observation_shape_is_rejected():
 
 def test_config_describes_the_optimizer():
     one, other = (
-        fitted(Gridworld(2, seed=0), optimizer=functools.partial(torch.optim.RMSprop, alpha=alpha)).config["optimizer"]
+        fitted(rein.envs.Gridworld(2, seed=0), optimizer=functools.partial(torch.optim.RMSprop, alpha=alpha)).config[
+            "optimizer"
+        ]
         for alpha in (0.9, 0.5)
     )
     assert one["type"] == other["type"] and (one["alpha"], other["alpha"]) == (0.9, 0.5)
-    assert one["type"] != fitted(Gridworld(2, seed=0)).config["optimizer"]["type"]
+    assert one["type"] != fitted(rein.envs.Gridworld(2, seed=0)).config["optimizer"]["type"]

@@ -312,20 +312,3 @@ def test_action_space_start_is_respected():
         agent.record_observation(rein.Transition(*transition))
         agent.optimize_model()
     assert agent.policy().select_action(observation[:1])[0].tolist() == [6]
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"update_epochs": 0}, r"PQN\(update_epochs=0\): give 1 or more"),
-        ({"rollout_steps": 0}, r"PQN\(rollout_steps=0\)"),
-        ({"minibatches": 0}, r"PQN\(minibatches=0\)"),
-        ({"q_lambda": 1.5}, r"PQN\(q_lambda=1.5\): give a number from 0 to 1"),
-        ({"gamma": -0.1}, r"PQN\(gamma=-0.1\)"),
-        ({"epsilon": linear(2.0, 0.0, env_steps=10)}, r"PQN\(epsilon=.*\): give a number from 0 to 1"),
-        ({"precision": "float8"}, "bfloat16"),
-    ],
-)
-def test_invalid_options_are_rejected(options, text):
-    with pytest.raises(ValueError, match=text):
-        PQN(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2), **options)

@@ -288,16 +288,6 @@ def test_unsupported_spaces_are_rejected(
         QLearning(observation_space, action_space)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"learning_rate": -0.1}, {"learning_rate": 1.1}, {"gamma": 1.5}, {"epsilon": -0.1}, {"gamma": float("nan")}],
-)
-def test_options_out_of_range_are_rejected(options: dict[str, float]) -> None:
-    ((name, value),) = options.items()
-    with pytest.raises(ValueError, match=rf"QLearning\({name}={value}\): give "):
-        agent(**options)
-
-
 def test_wrong_observation_shape_is_rejected() -> None:
     learner = QLearning(spaces.MultiDiscrete([5, 5]), spaces.Discrete(4), seed=0)
     with pytest.raises(ValueError, match=r"expected observations of shape \(N, 2\), got \(3, 1\)"):

@@ -13,10 +13,6 @@ import torch
 from torch import Tensor
 
 import rein
-from rein.agents.a2c import A2C
-from rein.agents.impala import IMPALA
-from rein.agents.ppo import PPO
-from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Memory, Reach
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.random import generator
@@ -33,7 +29,7 @@ class _Recurrent(AgentContract):
     """Episodes of 4 environments end at different times. Saved after 7 of 8 steps, during most episodes."""
 
     num_envs, steps = 4, 32
-    kind: Any = PPO
+    kind: Any = rein.PPO
     options: ClassVar[dict[str, Any]]
 
     def make(self, seed):
@@ -42,7 +38,7 @@ class _Recurrent(AgentContract):
         return self.kind(*spaces, seed=seed, **{**SMALL, **self.options})
 
     def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
+        return rein.envs.Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
     def _acts(self, policy):
         policy.reset()  # clear the carry of earlier calls
@@ -80,11 +76,11 @@ class TestMinimalGRU(_Recurrent):
 
 @pytest.mark.slow
 class TestRecurrentIMPALA(_Recurrent):
-    kind = IMPALA
+    kind = rein.IMPALA
     options: ClassVar[dict[str, Any]] = {"core": CORES["LSTM"], "update_epochs": 2, "minibatches": 2}
 
 
-class RecordingPPO(PPO):
+class RecordingPPO(rein.PPO):
     """Records pairs of actual and expected tensors for every rollout."""
 
     def update(self, rollout: Rollout) -> dict[str, Tensor]:
@@ -180,7 +176,7 @@ def test_carry_is_reset_at_episode_starts() -> None:
 
 def test_recorded_outputs_match_in_episodic_epochs() -> None:
     """Rows after an episode end are invalid, and the last step of the epoch truncates open episodes."""
-    environment = Gridworld(8, seed=0, max_episode_steps=9)
+    environment = rein.envs.Gridworld(8, seed=0, max_episode_steps=9)
     agent = recording_agent(environment, core=CORES["LSTM"])
     rein.train(agent, environment, epochs=8, iterations=7, episodic=True)
     assert len(agent.recorded) >= 4
@@ -262,14 +258,14 @@ def recalled(kind: Any, core: Any, rounds: int, **options: Any) -> float:
 @pytest.mark.default_cases("MinimalGRU")
 @pytest.mark.parametrize("kind", [LSTM, MinimalGRU])
 def test_ppo_with_core_solves_memory_task(kind: Any) -> None:
-    assert recalled(PPO, functools.partial(kind, features=16), 20, update_epochs=4, minibatches=2) >= 0.95
+    assert recalled(rein.PPO, functools.partial(kind, features=16), 20, update_epochs=4, minibatches=2) >= 0.95
 
 
 def test_ppo_without_core_stays_at_chance() -> None:
-    assert abs(recalled(PPO, None, 20, update_epochs=4, minibatches=2) - 0.5) < 0.15
+    assert abs(recalled(rein.PPO, None, 20, update_epochs=4, minibatches=2) - 0.5) < 0.15
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [A2C, IMPALA])
+@pytest.mark.parametrize("kind", [rein.A2C, rein.IMPALA])
 def test_a2c_and_impala_solve_memory_task(kind: Any) -> None:
     assert recalled(kind, functools.partial(MinimalGRU, features=16), 60, learning_rate=2e-2) >= 0.95

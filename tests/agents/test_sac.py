@@ -201,14 +201,3 @@ def test_exploring_policy_samples_like_the_agent():
     torch.testing.assert_close(acted.std(0), sampled.std(0), atol=0.1, rtol=0)
     middle = agent.policy().select_action(x[:1])[0]
     torch.testing.assert_close(acted.median(0).values, middle[0], atol=0.2, rtol=0)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"critics": 0}, {"actor_frequency": 0}, {"initial_temperature": 0.0}, {"temperature": 0.0}, {"temperature": -1.0}],
-    ids=str,
-)
-def test_invalid_options_are_rejected(options):
-    (name,) = options
-    with pytest.raises(ValueError, match=rf"SAC\({name}="):
-        SAC(BOX, BOX, **options)

@@ -168,14 +168,3 @@ def test_assigning_noise_after_building_is_rejected(kind, noise):
         agent.noise = noise
     assert agent.noise.amount() == agent.exploration() == 0.2
     assert trained(agent, 20).updates
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"critics": 0}, {"actor_frequency": 0}, {"target_noise": -0.1}, {"target_noise_clip": -0.1}],
-    ids=str,
-)
-def test_invalid_options_are_rejected(options):
-    (name,) = options
-    with pytest.raises(ValueError, match=rf"TD3\({name}="):
-        TD3(BOX, BOX, **options)

@@ -199,16 +199,3 @@ def test_rows_by_index_equal_rows_by_slice() -> None:
         by_slice, by_index = rows.rows(slice(2, 7)), rows.rows(torch.arange(2, 7))
         assert first_difference(by_slice, by_index) is None
         assert by_slice.size == 5 and by_slice.value.shape == ((T, 5) if core else (5,))
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"precision": "float16"}, "precision='float16': use float32 or bfloat16"),
-        ({"micro_batch": 0}, "micro_batch=0: give 1 or more"),
-        ({"threads": 0}, "threads=0: give 1 or more"),
-    ],
-)
-def test_invalid_options_are_rejected(options: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        learner(networks(), **options)

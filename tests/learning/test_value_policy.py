@@ -11,11 +11,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.agents.dqn import DQN
-from rein.agents.iqn import IQN
-from rein.agents.pqn import PQN
-from rein.agents.q_learning import QLearning
-from rein.agents.recurrent_dqn import RecurrentDQN
+import rein
 from rein.testing.stateful import copy_state, first_difference
 
 N, ACTIONS, FIRST = 4000, 4, 5
@@ -24,15 +20,15 @@ BOX, DISCRETE = spaces.Box(0.0, 1.0, (3,)), spaces.Discrete(ACTIONS, start=FIRST
 Make = Callable[..., Any]
 AGENTS: dict[str, Make] = {
     kind.__name__: functools.partial(kind, BOX, DISCRETE, hidden=(8,), seed=0, epsilon=0.5)
-    for kind in (DQN, IQN, PQN, RecurrentDQN)
+    for kind in (rein.DQN, rein.IQN, rein.PQN, rein.RecurrentDQN)
 }
-AGENTS["QLearning"] = functools.partial(QLearning, spaces.Discrete(6), DISCRETE, seed=0, epsilon=0.5)
+AGENTS["QLearning"] = functools.partial(rein.QLearning, spaces.Discrete(6), DISCRETE, seed=0, epsilon=0.5)
 ALL = pytest.mark.parametrize("make", AGENTS.values(), ids=AGENTS.keys())
 
 
 def seen(agent: Any) -> Tensor:
     """Return N equal observations."""
-    observation = torch.tensor(3) if isinstance(agent, QLearning) else torch.tensor([0.1, 0.9, 0.4])
+    observation = torch.tensor(3) if isinstance(agent, rein.QLearning) else torch.tensor([0.1, 0.9, 0.4])
     return observation.expand(N, *observation.shape)
 
 

@@ -9,9 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.agents.a2c import A2C
-from rein.agents.impala import IMPALA
-from rein.agents.ppo import PPO
+import rein
 from rein.networks.heads import ContinuousHead, DiscreteHead, ProductHead, action_head
 from rein.ops.distributions import BallNormal, Normal, SquashedNormal
 from rein.ops.random import generator
@@ -69,7 +67,7 @@ def test_ball_bounds_the_length_and_box_the_components() -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("kind", [PPO, A2C, IMPALA])
+@pytest.mark.parametrize("kind", [rein.PPO, rein.A2C, rein.IMPALA])
 def test_unsupported_action_space_is_rejected(kind, space, text) -> None:
     with pytest.raises(ValueError, match=f"(?s)the action space is .*{text}"):
         kind(spaces.Box(-1.0, 1.0, (2,)), space)
