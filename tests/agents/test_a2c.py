@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 
 import rein
 from rein.envs.probes import Bandit, Corridor, Reach
-from rein.testing import AgentContract
 
 SMALL: dict[str, Any] = {"rollout_steps": 5, "hidden": (16,), "learning_rate": 1e-2, "gamma": 0.9}
 
 
 def fitted(environment: Any, kind: Any = rein.A2C, **options: Any) -> Any:
     return kind(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-class TestDiscrete(AgentContract):
-    """Saved after 7 steps: 2 of a rollout of 5."""
-
-    steps, num_envs = 40, 4
-    options: ClassVar[dict[str, Any]] = {"normalize_advantage": True}
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, **self.options)
-
-    def environment(self, num_envs, seed):
-        return rein.envs.Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
 PROBES: dict[str, Any] = {

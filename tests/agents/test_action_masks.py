@@ -6,7 +6,7 @@ Shapes: T steps, N environments, B rows, L choices of all integers of an action.
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +18,6 @@ import rein
 from rein.accelerate.closed_form import has_closed_form, policy_gradient
 from rein.agents.base.learner import Batch
 from rein.agents.base.policy_loss import Coefficients, policy_loss
-from rein.agents.base.segments import Segments
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.encoder import Inputs
 from rein.networks.heads import DiscreteHead, ProductHead, action_head
@@ -174,55 +173,18 @@ def test_closed_form_equals_autograd(clip: float | None) -> None:
     assert reported == metrics
 
 
-@pytest.mark.slow
-class TestPPO(AgentContract):
-    num_envs, steps = 4, 40
-    kind: ClassVar[Any] = rein.PPO
-    options: ClassVar[dict[str, Any]] = {}
-
-    def make(self, seed):
-        small = {"rollout_steps": 8, "hidden": (16,), "learning_rate": 1e-2, "gamma": 0.9}
-        return self.kind(self.environment(1, 0), seed=seed, **small, **self.options)
-
-    def environment(self, num_envs, seed):
-        return MaskedGrid(num_envs, seed=seed, max_episode_steps=7)
-
-
-@pytest.mark.slow
-class TestRecurrentPPO(TestPPO):
-    options: ClassVar[dict[str, Any]] = {"core": functools.partial(GRU, features=4)}
-
-
-class TestPPOWithSegments(TestPPO):
-    options: ClassVar[dict[str, Any]] = {"segments": Segments(), "minibatches": 2, "shared": True}
-
-
-class TestA2C(TestPPO):
-    kind = rein.A2C
-
-
-@pytest.mark.slow
-class TestIMPALA(TestPPO):
-    kind = rein.IMPALA
-
-
-@pytest.mark.slow
-class TestBC(TestPPO):
-    bootstraps = False
-
-    def make(self, seed):
-        small = {"hidden": (16,), "batch_size": 16, "capacity": 512, "update_to_data": 0.125}
-        return rein.BC(self.environment(1, 0), seed=seed, **small)
-
-
 class _IgnoresMasks(rein.PPO):
     def select_action(self, observation):
         return super().select_action({**observation, "action_mask": torch.ones_like(observation["action_mask"])})
 
 
 def test_contract_fails_for_an_agent_that_ignores_masks() -> None:
-    class Ignoring(TestPPO):
-        kind = _IgnoresMasks
+    class Ignoring(AgentContract):
+        def make(self, seed):
+            return _IgnoresMasks(self.environment(1, 0), seed=seed)
+
+        def environment(self, num_envs, seed):
+            return MaskedGrid(num_envs, seed=seed, max_episode_steps=7)
 
     with pytest.raises(AssertionError, match="the action mask does not allow the action"):
         Ignoring().test_actions_are_in_action_space()

@@ -26,7 +26,6 @@ from rein.ops.random import generator
 from rein.ops.trees import map_tree
 from rein.schedules import linear
 from rein.spaces import mask_of
-from rein.testing import AgentContract
 from rein.testing.stateful import first_difference
 from tests.envs.masked_grid import MaskedGrid
 
@@ -52,7 +51,8 @@ AGENTS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "DiscreteSAC": (rein.DiscreteSAC, {**SMALL, "update_to_data": 0.25}),
 }
 CORE = functools.partial(rein.networks.GRU, features=8)
-WITH_POLICIES = {"PPO": (rein.PPO, ROLLOUT), "recurrent PPO": (rein.PPO, {**ROLLOUT, "core": CORE})}
+NORMALIZED = {**ROLLOUT, "normalize_observation": True, "normalize_reward": True}
+WITH_POLICIES = {"PPO": (rein.PPO, NORMALIZED), "recurrent PPO": (rein.PPO, {**ROLLOUT, "core": CORE})}
 
 
 def built(name: str, environment: Any, seed: int | None = 0, **options: Any) -> Any:
@@ -70,50 +70,6 @@ def masked_rows(rows: int, generator: torch.Generator) -> dict[str, Tensor]:
 def are_valid(action: Tensor, observation: dict[str, Tensor]) -> bool:
     index_N1 = (action - ACTIONS.start).unsqueeze(1)
     return bool(observation["action_mask"].gather(1, index_N1).all())
-
-
-class MaskContract(AgentContract):
-    steps, num_envs = 32, 4
-    name = ""
-
-    def make(self, seed):
-        return built(self.name, self.environment(1, 0), seed)
-
-    def environment(self, num_envs, seed):
-        return MaskedGrid(num_envs, seed=seed, max_episode_steps=5)
-
-
-@pytest.mark.slow
-class TestDQN(MaskContract):
-    name = "DQN"
-
-
-@pytest.mark.slow
-class TestDQNWithExtensions(MaskContract):
-    name = "DQN with extensions"
-
-
-@pytest.mark.slow
-class TestIQN(MaskContract):
-    name = "IQN"
-
-
-@pytest.mark.slow
-class TestRecurrentDQN(MaskContract):
-    name = "RecurrentDQN"
-
-
-class TestPQN(MaskContract):
-    name = "PQN"
-
-
-class TestQLearning(MaskContract):
-    name = "QLearning"
-
-
-@pytest.mark.slow
-class TestDiscreteSAC(MaskContract):
-    name = "DiscreteSAC"
 
 
 NETWORK_AGENTS = [name for name in AGENTS if name != "QLearning"]

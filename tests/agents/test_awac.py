@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,36 +11,8 @@ import torch
 from gymnasium import spaces
 
 from rein.agents.awac import AWAC, advantage_weight
-from rein.envs.pendulum import Pendulum
-from rein.testing import AgentContract
 from rein.training.offline import fill
 from rein.types import Transition
-
-SMALL: dict[str, Any] = {
-    "hidden": (16,),
-    "batch_size": 16,
-    "capacity": 512,
-    "train_frequency": 8,
-    "update_to_data": 0.125,
-}
-
-
-class TestAgent(AgentContract):
-    options: ClassVar[dict[str, Any]] = {"learning_starts": 24}
-
-    def make(self, seed):
-        environment = self.environment(1, 0)
-        given = environment.single_observation_space, environment.single_action_space
-        return AWAC(*given, **SMALL, **self.options, seed=seed)
-
-    def environment(self, num_envs, seed):
-        return Pendulum(num_envs, seed=seed)
-
-
-@pytest.mark.slow
-class TestWithExponentialWeights(TestAgent):
-    options: ClassVar[dict[str, Any]] = {"weights": "exp", "max_weight": 5.0, "activation": "tanh", "prioritized": True}
-
 
 BOX = spaces.Box(-1.0, 1.0, (1,), np.float32)
 

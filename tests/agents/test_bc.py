@@ -10,40 +10,12 @@ from gymnasium import spaces
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import likelihood_loss
 from rein.agents.bc import BC, cross_entropy_loss, squared_action_loss
-from rein.envs.gridworld import Gridworld
-from rein.envs.pendulum import Pendulum
 from rein.networks.off_policy import Actor, Layers
-from rein.testing import AgentContract
 from rein.training.offline import fill
 from rein.types import Transition
 
 SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 512, "learning_starts": 24, "train_frequency": 8}
 SMALL |= {"update_to_data": 0.125}
-
-
-class TestDiscrete(AgentContract):
-    bootstraps = False
-
-    def make(self, seed):
-        environment = self.environment(1, 0)
-        return BC(environment.single_observation_space, environment.single_action_space, **SMALL, seed=seed)
-
-    def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-
-@pytest.mark.slow
-class TestContinuous(TestDiscrete):
-    def environment(self, num_envs, seed):
-        return Pendulum(num_envs, seed=seed)
-
-
-@pytest.mark.slow
-class TestDeterministic(TestContinuous):
-    def make(self, seed):
-        environment = self.environment(1, 0)
-        given = environment.single_observation_space, environment.single_action_space
-        return BC(*given, **SMALL, stochastic=False, seed=seed)
 
 
 def recorded(observation, action) -> Transition:

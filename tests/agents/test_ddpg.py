@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 import pytest
 import torch
 from gymnasium import spaces
@@ -13,7 +11,6 @@ from rein.agents.base.exploration import OrnsteinUhlenbeck
 from rein.agents.ddpg import DDPG
 from rein.envs.probes import Corridor, Reach
 from rein.ops.random import generator
-from rein.testing import AgentContract
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
 SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 8}
@@ -21,17 +18,6 @@ SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 
 
 def fitted(environment, **options) -> DDPG:
     return DDPG(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-class TestDDPG(AgentContract):
-    steps, num_envs = 40, 4
-    options: ClassVar[dict[str, Any]] = {"update_to_data": 0.25}
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, **self.options)
-
-    def environment(self, num_envs, seed):
-        return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
 
 
 PROBE = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64, "learning_starts": 128, "tau": 0.05}

@@ -15,20 +15,8 @@ from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor
 from rein.networks.off_policy import ActionValues, DiscreteActor, Layers
 from rein.ops.random import generator
-from rein.testing import AgentContract
 
 SMALL = {"hidden": (16,), "batch_size": 16, "learning_starts": 20, "capacity": 200, "update_to_data": 0.25}
-
-
-class TestContract(AgentContract):
-    steps, num_envs = 24, 4
-
-    def make(self, seed):
-        environment = self.environment(1, 0)
-        return DiscreteSAC(environment.single_observation_space, environment.single_action_space, seed=seed, **SMALL)
-
-    def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
 def rows(features: int = 3, actions: int = 4, size: int = 5) -> Batch:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 import pytest
 import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.base.exploration import Plateau
 from rein.agents.dqn import DQN
-from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward
 from rein.ops.random import generator
 from rein.schedules import linear
-from rein.testing import AgentContract
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
 SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 8}
@@ -23,47 +18,6 @@ SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 
 
 def fitted(environment, **options) -> DQN:
     return DQN(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-class TestDQN(AgentContract):
-    steps, num_envs = 40, 4
-    options: ClassVar[dict[str, Any]] = {"update_to_data": 0.25, "epsilon": linear(0.5, 0.1, env_steps=100)}
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, **self.options)
-
-    def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-
-@pytest.mark.slow
-class TestRainbow(TestDQN):
-    """The replay is full after 25 steps, and targets are copies of the network."""
-
-    options: ClassVar[dict[str, Any]] = {
-        "dueling": True,
-        "layer_norm": True,
-        "n_step": 3,
-        "prioritized": True,
-        "tau": 1.0,
-        "target_frequency": 5,
-        "capacity": 102,
-        "update_to_data": 0.25,
-        "epsilon": Plateau(0.5),
-    }
-
-
-@pytest.mark.slow
-class TestSingleEnvironment(TestDQN):
-    """Boltzmann exploration, no double Q-learning, updates after episodes."""
-
-    num_envs = 1
-    options: ClassVar[dict[str, Any]] = {
-        "temperature": 0.5,
-        "double": False,
-        "huber": None,
-        "normalize_observation": True,
-    }
 
 
 PROBE = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64, "learning_starts": 128, "tau": 0.05}

@@ -20,31 +20,12 @@ from rein.envs.base.drawing import GREEN, WHITE, YELLOW, Frame, board
 from rein.envs.probes import Bandit, Corridor, Reach
 from rein.ops.random import generator
 from rein.ops.returns import vtrace
-from rein.testing import AgentContract
 
 SMALL: dict[str, Any] = {"rollout_steps": 8, "hidden": (16,), "learning_rate": 1e-2, "gamma": 0.9}
 
 
 def fitted(environment: Any, kind: Any = rein.IMPALA, **options: Any) -> Any:
     return kind(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-class TestDiscrete(AgentContract):
-    """Saved after 7 steps of a rollout of 8."""
-
-    steps, num_envs = 40, 4
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, update_epochs=2, minibatches=2)
-
-    def environment(self, num_envs, seed):
-        return rein.envs.Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-
-@pytest.mark.slow
-class TestContinuous(TestDiscrete):
-    def environment(self, num_envs, seed):
-        return Reach(num_envs=num_envs, seed=seed, dimensions=2)
 
 
 class Trap(SimulatedEnvironment):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,42 +13,8 @@ from gymnasium import spaces
 
 from rein.agents.base.learner import Batch
 from rein.agents.iql import IQL, expectile_loss
-from rein.envs.pendulum import Pendulum
-from rein.testing import AgentContract
 from rein.training.offline import fill
 from rein.types import Transition
-
-SMALL: dict[str, Any] = {
-    "hidden": (16,),
-    "batch_size": 16,
-    "capacity": 512,
-    "train_frequency": 8,
-    "update_to_data": 0.125,
-}
-
-
-class TestAgent(AgentContract):
-    options: ClassVar[dict[str, Any]] = {"learning_starts": 24}
-
-    def make(self, seed):
-        environment = self.environment(1, 0)
-        given = environment.single_observation_space, environment.single_action_space
-        return IQL(*given, **SMALL, **self.options, seed=seed)
-
-    def environment(self, num_envs, seed):
-        return Pendulum(num_envs, seed=seed)
-
-
-@pytest.mark.slow
-class TestWithEveryPart(TestAgent):
-    options: ClassVar[dict[str, Any]] = {
-        "critics": 3,
-        "activation": "silu",
-        "prioritized": True,
-        "max_grad_norm": 1.0,
-        "n_step": 2,
-    }
-
 
 BOX = spaces.Box(-1.0, 1.0, (1,), np.float32)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +11,9 @@ from torch import Tensor
 
 import rein
 from rein.agents.iqn import IQN
-from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor, Fork
-from rein.envs.wrappers.observations import FrameStack
 from rein.networks.q_networks import even_levels
 from rein.schedules import linear
-from rein.testing import AgentContract
 from rein.types import Transition
 
 SMALL = {
@@ -34,38 +31,6 @@ SMALL = {
 
 def fitted(environment: Any, **options: Any) -> IQN:
     return IQN(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-class TestAgent(AgentContract):
-    options: ClassVar[dict[str, Any]] = {}
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, **self.options)
-
-    def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-
-@pytest.mark.slow
-class TestAllOptions(TestAgent):
-    options: ClassVar[dict[str, Any]] = {
-        "double": True,
-        "drawn_levels": False,
-        "risk": 0.5,
-        "temperature": linear(1.0, 0.1, env_steps=100),
-        "n_step": 3,
-        "prioritized": True,
-        "normalize_observation": True,
-        "huber": 0.1,
-    }
-
-
-@pytest.mark.slow
-class TestWithFrames(TestAgent):
-    options: ClassVar[dict[str, Any]] = {"frame_stack": 3, "prioritized": True}
-
-    def environment(self, num_envs, seed):
-        return FrameStack(Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9, observation="vector"), 3)
 
 
 @pytest.mark.default_cases("Fork")

@@ -14,7 +14,6 @@ import rein
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward, Reach
 from rein.networks.recurrent import MinimalGRU
 from rein.schedules import linear
-from rein.testing import AgentContract
 from rein.testing.stateful import copy_state, first_difference
 
 SMALL = {"rollout_steps": 8, "update_epochs": 2, "minibatches": 2, "hidden": (16,)}
@@ -22,46 +21,6 @@ SMALL = {"rollout_steps": 8, "update_epochs": 2, "minibatches": 2, "hidden": (16
 
 def fitted(environment, **options) -> rein.PPO:
     return rein.PPO(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-class TestDiscrete(AgentContract):
-    """Saved after 7 steps of a rollout of 8."""
-
-    steps, num_envs = 40, 4
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed)
-
-    def environment(self, num_envs, seed):
-        return rein.envs.Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-
-class TestContinuous(AgentContract):
-    steps, num_envs = 40, 4
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, learning_rate=linear(1e-3, 0.0, env_steps=10_000))
-
-    def environment(self, num_envs, seed):
-        return Reach(num_envs=num_envs, seed=seed, dimensions=2)
-
-
-@pytest.mark.slow
-class TestSquashed(TestContinuous):
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, squash=True)
-
-
-@pytest.mark.slow
-class TestNormalized(TestDiscrete):
-    """Statistics of observations and rewards are part of the state."""
-
-    def make(self, seed):
-        options = {"normalize_observation": True, "normalize_reward": True}
-        return fitted(self.environment(1, 0), seed=seed, shared=True, activation="relu", **options)
-
-    def environment(self, num_envs, seed):
-        return rein.envs.CartPole(num_envs=num_envs, seed=seed)
 
 
 PROBES = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fo
 from rein.ops.returns import discounted_returns
 from rein.ops.values import td_target
 from rein.schedules import linear
-from rein.testing import AgentContract, StatefulContract
 from rein.testing.stateful import first_difference
 
 SMALL = {"rollout_steps": 8, "update_epochs": 2, "minibatches": 2, "hidden": (16,), "epsilon": 0.3}
@@ -25,64 +23,6 @@ SMALL = {"rollout_steps": 8, "update_epochs": 2, "minibatches": 2, "hidden": (16
 
 def fitted(environment, **options) -> PQN:
     return PQN(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-class TestAgent(AgentContract):
-    options: ClassVar[dict[str, Any]] = {}
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, **self.options)
-
-    def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-
-@pytest.mark.slow
-class TestAllOptions(TestAgent):
-    options: ClassVar[dict[str, Any]] = {
-        "dueling": True,
-        "layer_norm": False,
-        "normalize_observation": True,
-        "normalize_reward": True,
-        "epsilon": linear(1.0, 0.1, env_steps=100),
-        "learning_rate": linear(1e-3, 0.0, env_steps=10_000),
-        "max_grad_norm": None,
-    }
-
-
-class TestState(StatefulContract):
-    """Saved in the second rollout, after 7 of 8 steps."""
-
-    steps_before = 15
-    options: ClassVar[dict[str, Any]] = {"normalize_observation": True, "normalize_reward": True}
-
-    def make(self):
-        environment = Gridworld(num_envs=4, seed=0, max_episode_steps=9)
-        return _Run(environment, fitted(environment, seed=1, **self.options))
-
-    def step(self, part):
-        return part.step()
-
-
-class _Run:
-    """Agent and environment, stepped together."""
-
-    def __init__(self, environment, agent):
-        self.parts = {"agent": agent, "environment": environment}
-        self.state = rein.State(step_state=rein.StepState(environment.reset()))
-
-    def step(self):
-        self.state.step_state = rein.batch_step(self.state, **self.parts)
-        return {"action": self.state.step_state.action, "metrics": self.state.step_state.metrics}
-
-    def state_dict(self):
-        parts = {name: part.state_dict() for name, part in self.parts.items()}
-        return {**parts, "observation": self.state.step_state.observation}
-
-    def load_state_dict(self, state):
-        for name, part in self.parts.items():
-            part.load_state_dict(state[name])
-        self.state.step_state = rein.StepState(state["observation"].clone())
 
 
 PROBES = {

@@ -6,7 +6,7 @@ Shapes: T steps of a rollout, N environments, C features of a carry.
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -17,67 +17,11 @@ from rein.envs.probes import Memory, Reach
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.random import generator
 from rein.replay.rollout import Rollout
-from rein.testing import AgentContract
 
 CORES = {kind.__name__: functools.partial(kind, features=6) for kind in (LSTM, GRU, MinimalGRU)}
 CORES["two layers"] = functools.partial(MinimalGRU, features=6, layers=2)
 SMALL: dict[str, Any] = {"rollout_steps": 8, "hidden": (8,)}
 N = 6
-
-
-class _Recurrent(AgentContract):
-    """Episodes of 4 environments end at different times. Saved after 7 of 8 steps, during most episodes."""
-
-    num_envs, steps = 4, 32
-    kind: Any = rein.PPO
-    options: ClassVar[dict[str, Any]]
-
-    def make(self, seed):
-        environment = self.environment(1, 0)
-        spaces = environment.single_observation_space, environment.single_action_space
-        return self.kind(*spaces, seed=seed, **{**SMALL, **self.options})
-
-    def environment(self, num_envs, seed):
-        return rein.envs.Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-    def _acts(self, policy):
-        policy.reset()  # clear the carry of earlier calls
-        return super()._acts(policy)
-
-
-@pytest.mark.slow
-class TestLSTM(_Recurrent):
-    options: ClassVar[dict[str, Any]] = {
-        "core": CORES["LSTM"],
-        "update_epochs": 2,
-        "minibatches": 2,
-        "normalize_reward": True,
-    }
-
-
-@pytest.mark.slow
-class TestGRU(_Recurrent):
-    options: ClassVar[dict[str, Any]] = {
-        "core": CORES["GRU"],
-        "update_epochs": 2,
-        "minibatches": 2,
-        "normalize_observation": True,
-    }
-
-
-class TestMinimalGRU(_Recurrent):
-    options: ClassVar[dict[str, Any]] = {
-        "core": CORES["MinimalGRU"],
-        "update_epochs": 2,
-        "minibatches": 1,
-        "shared": True,
-    }
-
-
-@pytest.mark.slow
-class TestRecurrentIMPALA(_Recurrent):
-    kind = rein.IMPALA
-    options: ClassVar[dict[str, Any]] = {"core": CORES["LSTM"], "update_epochs": 2, "minibatches": 2}
 
 
 class RecordingPPO(rein.PPO):

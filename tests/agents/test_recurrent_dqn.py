@@ -6,7 +6,7 @@ Shapes: T learned steps, P burn-in steps, B sequences, N environments, C feature
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -14,14 +14,12 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein
-from rein.agents.base.exploration import Plateau
 from rein.envs.probes import Memory
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.random import generator
 from rein.ops.trees import leaves
 from rein.replay.sequences import Clips
 from rein.schedules import linear
-from rein.testing import AgentContract
 from rein.testing.stateful import first_difference
 
 CORES = {kind.__name__: functools.partial(kind, features=6) for kind in (LSTM, GRU, MinimalGRU)}
@@ -43,46 +41,6 @@ N = 6
 def fitted(environment: Any, **options: Any) -> rein.RecurrentDQN:
     spaces = environment.single_observation_space, environment.single_action_space
     return rein.RecurrentDQN(*spaces, **{**SMALL, **options})
-
-
-@pytest.mark.slow
-class TestLSTM(AgentContract):
-    """Saved after 7 steps of 4 environments whose episodes end at different times."""
-
-    num_envs, steps = 4, 32
-    options: ClassVar[dict[str, Any]] = {}
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, **self.options)
-
-    def environment(self, num_envs, seed):
-        return rein.envs.Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-    def _acts(self, policy):
-        policy.reset()  # clear the carry of earlier calls
-        return super()._acts(policy)
-
-
-@pytest.mark.slow
-class TestGRU(TestLSTM):
-    options: ClassVar[dict[str, Any]] = {"core": CORES["GRU"], "dueling": True, "normalize_observation": True}
-
-
-class TestMinimalGRU(TestLSTM):
-    options: ClassVar[dict[str, Any]] = {
-        "core": CORES["MinimalGRU"],
-        "double": False,
-        "huber": None,
-        "epsilon": Plateau(0.5, window=4),
-        "learning_rate": linear(1e-3, 0.0, env_steps=1000),
-        "capacity": 40,  # old transitions are overwritten
-        "burn_in": 0,
-    }
-
-
-@pytest.mark.slow
-class TestTwoLayers(TestLSTM):
-    options: ClassVar[dict[str, Any]] = {"core": functools.partial(LSTM, features=6, layers=2)}
 
 
 def drive(agent: Any, steps: int, seed: int = 0) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 import pytest
 import torch
 from gymnasium import spaces
@@ -15,7 +13,6 @@ from rein.agents.base.losses import Temperature, temperature_loss
 from rein.agents.sac import SAC
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward, Reach
 from rein.ops.random import generator
-from rein.testing import AgentContract
 from rein.types import Transition
 
 BOX, UNITS = spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-2.0, 5.0, (2,))
@@ -24,35 +21,6 @@ SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 
 
 def fitted(environment, **options) -> SAC:
     return SAC(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-class TestSAC(AgentContract):
-    steps, num_envs = 40, 4
-    options: ClassVar[dict[str, Any]] = {"update_to_data": 0.25}
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, **self.options)
-
-    def environment(self, num_envs, seed):
-        return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
-
-
-@pytest.mark.slow
-class TestSingleEnvironment(TestSAC):
-    num_envs = 1
-    options: ClassVar[dict[str, Any]] = {"n_step": 3, "prioritized": True}
-
-
-@pytest.mark.slow
-class TestLargeNetworks(TestSAC):
-    """Matrix products large enough that torch uses oneDNN on some machines."""
-
-    options: ClassVar[dict[str, Any]] = {"hidden": (160, 160), "batch_size": 256, "update_to_data": 0.1}
-
-
-@pytest.mark.slow
-class TestFixedTemperatureAndThreeCritics(TestSAC):
-    options: ClassVar[dict[str, Any]] = {"temperature": 0.1, "critics": 3, "actor_frequency": 2, "activation": "tanh"}
 
 
 PROBE = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64, "learning_starts": 128, "tau": 0.05}

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 import pytest
 import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.base.exploration import GaussianNoise, OrnsteinUhlenbeck, Plateau
+from rein.agents.base.exploration import GaussianNoise, OrnsteinUhlenbeck
 from rein.agents.ddpg import DDPG
 from rein.agents.td3 import TD3
 from rein.envs.probes import Bandit, DelayedReward, ObservedReward, Reach
 from rein.ops.random import generator
 from rein.schedules import linear
-from rein.testing import AgentContract
 from rein.testing.stateful import copy_state
 from rein.types import Transition
 
@@ -25,28 +22,6 @@ SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 
 
 def fitted(environment, **options) -> TD3:
     return TD3(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-class TestTD3(AgentContract):
-    steps, num_envs = 40, 4
-    options: ClassVar[dict[str, Any]] = {"update_to_data": 0.25}
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, **self.options)
-
-    def environment(self, num_envs, seed):
-        return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
-
-
-@pytest.mark.slow
-class TestSingleEnvironmentWithAdaptiveNoise(TestTD3):
-    num_envs = 1
-    options: ClassVar[dict[str, Any]] = {
-        "noise": OrnsteinUhlenbeck(sigma=Plateau(0.1, low=0.001, high=0.2)),
-        "n_step": 3,
-        "prioritized": True,
-        "actor_frequency": 1,
-    }
 
 
 PROBE = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64, "learning_starts": 128, "tau": 0.05}
