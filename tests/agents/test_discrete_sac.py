@@ -12,7 +12,7 @@ import rein
 from rein.agents.base.learner import Batch
 from rein.agents.discrete_sac import DiscreteSAC, actor_loss, critic_loss
 from rein.envs.gridworld import Gridworld
-from rein.envs.probes import Bandit, Corridor
+from rein.envs.probes import Bandit
 from rein.networks.off_policy import ActionValues, DiscreteActor, Layers
 from rein.ops.random import generator
 
@@ -47,26 +47,6 @@ def test_actor_loss_matches_hand_computation() -> None:
     assert float(loss.detach()) == pytest.approx(float(sum(by_hand)) / 5, rel=1e-5)
     entropy = -(probability * probability.log()).sum(1)
     torch.testing.assert_close(-metrics["log_prob"].double(), entropy)
-
-
-@pytest.mark.default_cases("Corridor")
-@pytest.mark.parametrize("probe", [Bandit, Corridor])
-def test_solves_probe(probe) -> None:
-    environment = probe(num_envs=8, seed=0)
-    agent = DiscreteSAC(
-        environment.single_observation_space,
-        environment.single_action_space,
-        hidden=(32,),
-        learning_rate=3e-3,
-        batch_size=64,
-        learning_starts=200,
-        update_to_data=0.25,
-        target_entropy=0.05,
-        seed=0,
-    )
-    rein.train(agent, environment, env_steps=3_200, seed=0)
-    played = rein.evaluate(agent.policy(), probe(num_envs=50, seed=1), episodes=50)
-    assert played.mean_return >= 0.95 * environment.optimal_return
 
 
 def test_temperature_decreases_above_the_target_entropy() -> None:

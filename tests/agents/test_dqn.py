@@ -8,9 +8,8 @@ from gymnasium import spaces
 
 import rein
 from rein.agents.dqn import DQN
-from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward
+from rein.envs.probes import Corridor
 from rein.ops.random import generator
-from rein.schedules import linear
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
 SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 8}
@@ -18,48 +17,6 @@ SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 
 
 def fitted(environment, **options) -> DQN:
     return DQN(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-PROBE = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64, "learning_starts": 128, "tau": 0.05}
-PROBE |= {"update_to_data": 1 / 16, "capacity": 20_000, "epsilon": linear(1.0, 0.05, env_steps=2_000)}
-PROBES = {
-    "bandit": (Bandit, 200, {}),
-    "corridor": (Corridor, 300, {}),
-    "corridor, most of Rainbow": (Corridor, 300, {"n_step": 3, "prioritized": True, "dueling": True}),
-    "corridor, copies as targets": (Corridor, 300, {"tau": 1.0, "target_frequency": 10, "layer_norm": True}),
-    "corridor, Boltzmann": (Corridor, 300, {"temperature": 0.1}),
-    "fork, with rewards after the time limit": (Fork, 400, {"huber": None}),
-}
-
-
-def trained_on(make, steps, options):
-    environment = make(16, seed=0)
-    agent = fitted(environment, seed=0, **{**PROBE, **options})
-    rein.train(agent, environment, epochs=1, iterations=steps)
-    return agent, environment
-
-
-@pytest.mark.default_cases("bandit", "corridor", "fork, with rewards after the time limit")
-@pytest.mark.parametrize("name", PROBES)
-def test_solves_probe(name):
-    make, steps, options = PROBES[name]
-    agent, environment = trained_on(make, steps, options)
-    reached = rein.evaluate(agent.policy(), make(64, seed=1), 128).mean_return
-    assert reached >= environment.optimal_return - 0.05
-
-
-@pytest.mark.default_cases("ConstantReward-observation0-1", "DelayedReward-observation2-3")
-@pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize(
-    ("make", "observation"),
-    [(ConstantReward, [[0.0]]), (ObservedReward, [[-1.0], [1.0]]), (DelayedReward, [[0.0], [1.0]])],
-)
-def test_learns_state_values(make, observation, n_step):
-    agent, environment = trained_on(make, 150, {"n_step": n_step, "epsilon": 1.0, "learning_rate": 3e-2})
-    x = torch.tensor(observation)
-    expected = environment.optimal_value(x, PROBE["gamma"])
-    online = agent.networks.online
-    torch.testing.assert_close(online(online.preprocess(x)), expected.unsqueeze(1).expand(-1, 2), atol=0.05, rtol=0)
 
 
 @pytest.mark.parametrize("double", [False, True])

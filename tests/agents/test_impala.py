@@ -17,7 +17,7 @@ from torch import Tensor
 import rein
 from rein.envs import SimulatedEnvironment
 from rein.envs.base.drawing import GREEN, WHITE, YELLOW, Frame, board
-from rein.envs.probes import Bandit, Corridor, Reach
+from rein.envs.probes import Reach
 from rein.ops.random import generator
 from rein.ops.returns import vtrace
 
@@ -175,20 +175,3 @@ def test_first_update_on_policy_equals_a2c(make: Any) -> None:
         agents.append(agent)
     for one, other in zip(*(agent.networks.parameters() for agent in agents), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
-
-
-PROBES: dict[str, Any] = {
-    "bandit": (Bandit, 40, {}),
-    "corridor": (Corridor, 60, {}),
-    "reach": (Reach, 80, {"log_std": -0.7}),
-}
-
-
-@pytest.mark.default_cases("corridor")
-@pytest.mark.parametrize("name", PROBES)
-def test_solves_probe(name: str) -> None:
-    make, rounds, options = PROBES[name]
-    environment = make(32, seed=0)
-    agent = fitted(environment, seed=0, rollout_steps=4, hidden=(32,), **options)
-    rein.train(agent, environment, epochs=rounds, iterations=16)
-    assert reached(agent, make(64, seed=1)) >= environment.optimal_return - (0.5 if name == "reach" else 0.0)

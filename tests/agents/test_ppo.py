@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 
 import rein
-from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward, Reach
+from rein.envs.probes import Reach
 from rein.networks.recurrent import MinimalGRU
 from rein.schedules import linear
 from rein.testing.stateful import copy_state, first_difference
@@ -21,59 +19,6 @@ SMALL = {"rollout_steps": 8, "update_epochs": 2, "minibatches": 2, "hidden": (16
 
 def fitted(environment, **options) -> rein.PPO:
     return rein.PPO(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-PROBES = {
-    "bandit": (Bandit, 12, {}),
-    "bandit in half precision": (Bandit, 12, {"precision": "bfloat16"}),
-    "corridor": (Corridor, 30, {}),
-    "continuous corridor": (lambda n, seed: Corridor(n, continuous=True, seed=seed), 40, {}),
-    "reach": (Reach, 70, {"log_std": -0.7}),
-}
-PROBE = {
-    "rollout_steps": 16,
-    "update_epochs": 4,
-    "minibatches": 4,
-    "hidden": (32,),
-    "learning_rate": 1e-2,
-    "gamma": 0.9,
-}
-
-
-def trained_on(make, rounds, options):
-    environment = make(32, seed=0)
-    agent = fitted(environment, seed=0, **{**PROBE, **options})
-    rein.train(agent, environment, epochs=rounds, iterations=16)
-    return agent, environment
-
-
-@pytest.mark.default_cases("bandit", "corridor", "continuous corridor")
-@pytest.mark.parametrize("name", PROBES)
-def test_solves_probe(name):
-    make, rounds, options = PROBES[name]
-    agent, environment = trained_on(make, rounds, options)
-    reached = rein.evaluate(agent.policy(), make(64, seed=1), 128).mean_return
-    best = environment.optimal_return
-    assert reached >= best - 0.05 * max(1.0, abs(best)) - (0.5 if name == "reach" else 0.0)
-
-
-@pytest.mark.default_cases("DelayedReward-observation2")
-@pytest.mark.parametrize(
-    ("make", "observation"),
-    [(ConstantReward, [[0.0]]), (ObservedReward, [[-1.0], [1.0]]), (DelayedReward, [[0.0], [1.0]])],
-)
-def test_learns_state_values(make, observation):
-    agent, environment = trained_on(make, 25, {})
-    x = torch.tensor(observation)
-    expected = environment.optimal_value(x, PROBE["gamma"])
-    torch.testing.assert_close(agent.networks.value(x), expected, atol=0.05, rtol=0)
-
-
-def test_truncated_episode_bootstraps():
-    """An agent that treats truncation as termination prefers the immediate reward."""
-    agent, environment = trained_on(Fork, 60, {"entropy_coefficient": 0.01})
-    reached = rein.evaluate(agent.policy(), Fork(64, seed=1), 64).mean_return
-    assert reached == pytest.approx(environment.optimal_return, abs=0.5)
 
 
 def learned(seed=0, steps=48, **options) -> rein.PPO:
@@ -211,27 +156,6 @@ def test_normalized_rewards_do_not_depend_on_scale():
         loop.run()
         results.append(dict(agent.networks.state_dict()))
     torch.testing.assert_close(*results, rtol=1e-3, atol=1e-4)
-
-
-IMAGES = [(36, 36, 1), (2, 36, 36)]
-
-
-@pytest.mark.default_cases("shape0")
-@pytest.mark.parametrize("shape", IMAGES)
-def test_cnn_learns_from_images(shape):
-    """Byte images with channels last or first. The best action depends on the brightness."""
-    agent = rein.PPO(spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(2), seed=0, learning_rate=2e-3, **SMALL)
-    initial = copy_state(dict(agent.networks.encoder.state_dict()))
-    bright = torch.arange(16) % 2 == 0
-    image = torch.where(bright.view(-1, 1, 1, 1), 200, 20).expand(16, *shape).to(torch.uint8)
-    no = torch.zeros(16, dtype=torch.bool)
-    for _ in range(8 * 8):
-        action, extras = agent.select_action(image)
-        reward = (action == bright.long()).float()
-        agent.record_observation(rein.Transition(image, action, reward, ~no, no, image, ~no, extras))
-        agent.optimize_model()
-    assert agent.policy().select_action(image)[0].tolist() == bright.long().tolist()
-    assert first_difference(initial, dict(agent.networks.encoder.state_dict())) is not None
 
 
 @pytest.mark.parametrize(

@@ -6,75 +6,15 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import rein
 from rein.accelerate.closed_form import temperature_gradient
 from rein.agents.base.learner import Batch
 from rein.agents.base.losses import Temperature, temperature_loss
 from rein.agents.sac import SAC
-from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward, Reach
 from rein.ops.random import generator
 from rein.types import Transition
 
 BOX, UNITS = spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-2.0, 5.0, (2,))
 SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 8}
-
-
-def fitted(environment, **options) -> SAC:
-    return SAC(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-PROBE = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64, "learning_starts": 128, "tau": 0.05}
-PROBE |= {"update_to_data": 1 / 16, "capacity": 20_000}
-PROBES = {
-    "bandit": (lambda n, seed: Bandit(n, continuous=True, seed=seed), 200, {"initial_temperature": 0.1}),
-    "corridor": (lambda n, seed: Corridor(n, continuous=True, seed=seed), 300, {"initial_temperature": 0.1}),
-    "corridor, three steps at once": (
-        lambda n, seed: Corridor(n, continuous=True, seed=seed),
-        300,
-        {"initial_temperature": 0.1, "n_step": 3, "prioritized": True},
-    ),
-    "reach": (Reach, 400, {"initial_temperature": 0.1}),
-}
-
-
-def trained_on(make, steps, options):
-    environment = make(16, seed=0)
-    agent = fitted(environment, seed=0, **{**PROBE, **options})
-    rein.train(agent, environment, epochs=1, iterations=steps)
-    return agent, environment
-
-
-@pytest.mark.default_cases("bandit", "corridor, three steps at once")
-@pytest.mark.parametrize("name", PROBES)
-def test_solves_probe(name):
-    make, steps, options = PROBES[name]
-    agent, environment = trained_on(make, steps, options)
-    reached = rein.evaluate(agent.policy(), make(64, seed=1), 128).mean_return
-    assert reached >= environment.optimal_return - 0.05
-
-
-@pytest.mark.default_cases("DelayedReward-observation2")
-@pytest.mark.parametrize(
-    ("make", "observation"),
-    [(ConstantReward, [[0.0]]), (ObservedReward, [[-1.0], [1.0]]), (DelayedReward, [[0.0], [1.0]])],
-)
-def test_learns_state_values(make, observation):
-    """A temperature near 0, so that the entropy does not contribute to values."""
-    options = {"temperature": 1e-4}
-    agent, environment = trained_on(lambda n, seed: make(n, continuous=True, seed=seed), 200, options)
-    x = torch.tensor(observation)
-    expected = environment.optimal_value(x, PROBE["gamma"])
-    networks = agent.networks
-    for action in (-0.5, 0.5):
-        value_KB = networks.critics(networks.preprocess(x), torch.full((len(x), 1), action))
-        torch.testing.assert_close(value_KB, expected.expand(2, -1), atol=0.06, rtol=0)
-
-
-def test_truncated_episode_bootstraps():
-    """An agent that treats truncation as termination prefers the immediate reward."""
-    agent, environment = trained_on(lambda n, seed: Fork(n, continuous=True, seed=seed), 400, {"temperature": 0.05})
-    reached = rein.evaluate(agent.policy(), Fork(64, continuous=True, seed=1), 64).mean_return
-    assert reached == pytest.approx(environment.optimal_return, abs=0.5)
 
 
 def trained(agent, steps, num_envs=4):

@@ -6,11 +6,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import rein
 from rein.agents.base.exploration import GaussianNoise, OrnsteinUhlenbeck
 from rein.agents.ddpg import DDPG
 from rein.agents.td3 import TD3
-from rein.envs.probes import Bandit, DelayedReward, ObservedReward, Reach
 from rein.ops.random import generator
 from rein.schedules import linear
 from rein.testing.stateful import copy_state
@@ -18,44 +16,6 @@ from rein.types import Transition
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
 SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 8}
-
-
-def fitted(environment, **options) -> TD3:
-    return TD3(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-PROBE = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64, "learning_starts": 128, "tau": 0.05}
-PROBE |= {"update_to_data": 1 / 16, "capacity": 20_000, "noise": GaussianNoise(0.3)}
-PROBES = {
-    "bandit": (lambda n, seed: Bandit(n, continuous=True, seed=seed), 300),
-    "reach": (Reach, 400),
-}
-
-
-def trained_on(make, steps):
-    environment = make(16, seed=0)
-    agent = fitted(environment, seed=0, **PROBE)
-    rein.train(agent, environment, epochs=1, iterations=steps)
-    return agent, environment
-
-
-@pytest.mark.default_cases("bandit")
-@pytest.mark.parametrize("name", PROBES)
-def test_solves_probe(name):
-    make, steps = PROBES[name]
-    agent, environment = trained_on(make, steps)
-    reached = rein.evaluate(agent.policy(), make(64, seed=1), 128).mean_return
-    assert reached >= environment.optimal_return - 0.05
-
-
-@pytest.mark.parametrize(("make", "observation"), [(ObservedReward, [[-1.0], [1.0]]), (DelayedReward, [[0.0], [1.0]])])
-def test_learns_state_values(make, observation):
-    agent, environment = trained_on(lambda n, seed: make(n, continuous=True, seed=seed), 200)
-    x = torch.tensor(observation)
-    expected = environment.optimal_value(x, PROBE["gamma"])
-    for action in (-0.5, 0.5):
-        value_KB = agent.networks.critics(agent.networks.preprocess(x), torch.full((len(x), 1), action))
-        torch.testing.assert_close(value_KB, expected.expand(2, -1), atol=0.08, rtol=0)
 
 
 def trained(agent, steps, num_envs=4):
