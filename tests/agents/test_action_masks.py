@@ -102,16 +102,6 @@ def test_log_prob_and_entropy_equal_those_of_smaller_categoricals(space) -> None
         torch.testing.assert_close(distribution.entropy(), entropy)
 
 
-@pytest.mark.parametrize("name", ["choice", "choices", "integers"])
-def test_invalid_actions_are_never_drawn_in_a_million_samples(name: str) -> None:
-    head, x, mask = head_and_masks(SPACES[name], rows=1000)
-    distribution = head.float()(x.float(), mask)
-    drawn = torch.Generator().manual_seed(1)
-    for _ in range(1000):
-        assert chosen(mask, distribution.sample(drawn), head.sizes).all()
-    assert chosen(mask, distribution.mode(), head.sizes).all()
-
-
 def test_integer_without_valid_choices_is_uniform_over_its_own_choices() -> None:
     head, x, mask = head_and_masks(spaces.MultiDiscrete([2, 4]))
     distribution = head(x, torch.zeros_like(mask))

@@ -60,6 +60,7 @@ CASES = {
     "IMPALA": Case(rein.IMPALA, GRID, ROLLOUT),
     "PQN": Case(rein.PQN, GRID, {**ROLLOUT, "epsilon": 0.3}),
     "PQN, masks": Case(rein.PQN, MASKED, {**ROLLOUT, "rollout_steps": 4, "gamma": 0.9}),
+    "Q-learning": Case(rein.QLearning, GRID, {"epsilon": rein.linear(0.5, 0.1, env_steps=200)}),
     "Q-learning, masks": Case(rein.QLearning, MASKED, {"gamma": 0.9}),
     "DQN": Case(rein.DQN, GRID, {**OFTEN, "epsilon": rein.linear(0.5, 0.1, env_steps=100)}),
     "recurrent DQN": Case(  # old transitions are overwritten

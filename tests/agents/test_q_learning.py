@@ -20,15 +20,6 @@ from rein.testing import AgentContract
 from rein.types import TimeStep, Transition
 
 
-class TestQLearning(AgentContract):
-    def make(self, seed: int | None) -> QLearning:
-        space = spaces.MultiDiscrete([5, 5, 5, 5])
-        return QLearning(space, spaces.Discrete(4), epsilon=linear(0.5, 0.1, env_steps=200), seed=seed)
-
-    def environment(self, num_envs: int, seed: int) -> Gridworld:
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-
 class TestQLearningWithStart(AgentContract):
     """Spaces with a start other than 0."""
 
