@@ -15,6 +15,7 @@ import rein
 from rein.envs.probes import Corridor, Reach
 from rein.networks.recurrent import GRU
 from rein.testing import AgentContract
+from tests.agents.steps import practice
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
 
@@ -186,12 +187,7 @@ def learned(
 ) -> bool:
     """Return whether the agent selects the target actions after `steps` one-step episodes that reward them with 1."""
     agent = kind(space, spaces.Discrete(2), seed=0, **options)
-    no = torch.zeros(len(target), dtype=torch.bool)
-    for _ in range(steps):
-        action, extras = agent.select_action(observation)
-        reward = (action == target).float()
-        agent.record_observation(rein.Transition(observation, action, reward, ~no, no, observation, ~no, extras))
-        agent.optimize_model()
+    practice(agent, observation, lambda action: (action == target).float(), steps)
     return agent.policy().select_action(observation)[0].tolist() == target.tolist()
 
 

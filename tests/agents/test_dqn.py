@@ -10,6 +10,7 @@ import rein
 from rein.agents.dqn import DQN
 from rein.envs.probes import Corridor
 from rein.ops.random import generator
+from tests.agents.steps import practice
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
 SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 8}
@@ -49,11 +50,7 @@ def test_n_step_targets_use_the_discount_of_each_row():
 def test_action_space_start_is_respected(start):
     """The agent learns the rewarded action and not its neighbour."""
     agent = DQN(BOX, spaces.Discrete(3, start=start), seed=0, **{**SMALL, "learning_rate": 1e-2, "epsilon": 1.0})
-    x, no = torch.zeros(16, 2), torch.zeros(16, dtype=torch.bool)
-    for _ in range(20):
-        action, extras = agent.select_action(x)
-        assert set(action.tolist()) <= {start, start + 1, start + 2}
-        reward = (action == start + 1).float()
-        agent.record_observation(rein.Transition(x, action, reward, ~no, no, x, ~no, extras))
-        agent.optimize_model()
+    x = torch.zeros(16, 2)
+    practice(agent, x, lambda action: (action == start + 1).float(), 20)
+    assert {*agent.select_action(x)[0].tolist()} <= {start, start + 1, start + 2}
     assert agent.policy().select_action(x[:1])[0].tolist() == [start + 1]

@@ -8,6 +8,7 @@ import torch
 from gymnasium import spaces
 
 import rein
+from tests.agents.steps import practice
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
 SPACE = spaces.Dict({"camera": spaces.Box(0, 255, (36, 36, 1), np.uint8), "position": BOX})
@@ -29,12 +30,8 @@ def test_learns_from_images_and_vectors(name: str) -> None:
     target = (bright | right).long()
     camera = torch.where(bright.view(-1, 1, 1, 1), 200, 20).expand(16, 36, 36, 1).to(torch.uint8)
     position = torch.where(right, 0.5, -0.5).unsqueeze(1).expand(16, 2)
-    observation, no = {"camera": camera, "position": position}, torch.zeros(16, dtype=torch.bool)
-    for _ in range(steps):
-        action, extras = agent.select_action(observation)
-        reward = (action == target).float()
-        agent.record_observation(rein.Transition(observation, action, reward, ~no, no, observation, ~no, extras))
-        agent.optimize_model()
+    observation = {"camera": camera, "position": position}
+    practice(agent, observation, lambda action: (action == target).float(), steps)
     assert agent.policy().select_action(observation)[0].tolist() == target.tolist()
 
 

@@ -17,6 +17,7 @@ from rein.ops.returns import discounted_returns
 from rein.ops.values import td_target
 from rein.schedules import linear
 from rein.testing.stateful import first_difference
+from tests.agents.steps import practice
 
 SMALL = {"rollout_steps": 8, "update_epochs": 2, "minibatches": 2, "hidden": (16,), "epsilon": 0.3}
 
@@ -244,11 +245,7 @@ def test_extra_select_action_does_not_change_recorded_values():
 def test_action_space_start_is_respected():
     space = spaces.Discrete(3, start=5)
     agent = PQN(spaces.Box(-1.0, 1.0, (2,)), space, seed=0, **{**SMALL, "learning_rate": 3e-2})
-    observation, flags = torch.ones(32, 2), torch.zeros(32, dtype=torch.bool)
-    for _ in range(8 * 25):
-        action, extras = agent.select_action(observation)
-        assert all(space.contains(row.numpy()) for row in action[:2])
-        transition = (observation, action, (action == 6).float(), ~flags, flags, observation, ~flags, extras)
-        agent.record_observation(rein.Transition(*transition))
-        agent.optimize_model()
+    observation = torch.ones(32, 2)
+    practice(agent, observation, lambda action: (action == 6).float(), 8 * 25)
+    assert {*agent.select_action(observation)[0].tolist()} <= {5, 6, 7}
     assert agent.policy().select_action(observation[:1])[0].tolist() == [6]

@@ -17,6 +17,7 @@ from rein.envs.probes import Memory, Reach
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.random import generator
 from rein.replay.rollout import Rollout
+from tests.agents.steps import drive
 
 CORES = {kind.__name__: functools.partial(kind, features=6) for kind in (LSTM, GRU, MinimalGRU)}
 CORES["two layers"] = functools.partial(MinimalGRU, features=6, layers=2)
@@ -69,30 +70,6 @@ def recording_agent(environment: Any, **options: Any) -> RecordingPPO:
     agent = RecordingPPO(*spaces, seed=0, **{**common, **options})
     agent.recorded = []
     return agent
-
-
-def drive(agent: Any, steps: int, seed: int = 0) -> None:
-    """Run an agent on random transitions: terminated, truncated, both, invalid rows, and resets outside a step."""
-    stream = generator(seed, "stream")
-    flat = agent.observation_space.shape[0]
-
-    def some(share: float) -> Tensor:
-        return torch.rand(N, generator=stream) < share
-
-    observation = torch.rand(N, flat, generator=stream)
-    for t in range(steps):
-        action, extras = agent.select_action(observation)
-        valid_N = ~some(0.1)
-        terminated_N, truncated_N = some(0.1) & valid_N, some(0.15) & valid_N
-        after, reward_N = torch.rand(N, flat, generator=stream), torch.rand(N, generator=stream)
-        row = (observation, action, reward_N, terminated_N, truncated_N, after, valid_N, extras)
-        agent.record_observation(rein.Transition(*row))
-        agent.optimize_model()
-        observation = torch.where((terminated_N | truncated_N)[:, None], torch.rand(N, flat, generator=stream), after)
-        if t % 5 == 3:
-            mask_N = some(0.3)
-            observation = torch.where(mask_N[:, None], torch.rand(N, flat, generator=stream), observation)
-            agent.observe_reset(observation, mask_N)
 
 
 @pytest.mark.default_cases(every=3)

@@ -21,6 +21,7 @@ from rein.ops.trees import leaves
 from rein.replay.sequences import Clips
 from rein.schedules import linear
 from rein.testing.stateful import first_difference
+from tests.agents.steps import drive
 
 CORES = {kind.__name__: functools.partial(kind, features=6) for kind in (LSTM, GRU, MinimalGRU)}
 CORES["two layers"] = functools.partial(MinimalGRU, features=6, layers=2)
@@ -41,32 +42,6 @@ N = 6
 def fitted(environment: Any, **options: Any) -> rein.RecurrentDQN:
     spaces = environment.single_observation_space, environment.single_action_space
     return rein.RecurrentDQN(*spaces, **{**SMALL, **options})
-
-
-def drive(agent: Any, steps: int, seed: int = 0) -> None:
-    """Run an agent on random transitions: terminated, truncated, invalid rows with NaN, and resets outside a step."""
-    stream = generator(seed, "stream")
-    flat = agent.observation_space.shape[0]
-
-    def some(share: float) -> Tensor:
-        return torch.rand(N, generator=stream) < share
-
-    observation = torch.rand(N, flat, generator=stream)
-    for t in range(steps):
-        action, extras = agent.select_action(observation)
-        valid_N = ~some(0.05)
-        terminated_N, truncated_N = some(0.08) & valid_N, some(0.08) & valid_N
-        after, reward_N = torch.rand(N, flat, generator=stream), torch.rand(N, generator=stream)
-        reward_N = torch.where(valid_N, reward_N, torch.nan)
-        row = (observation, action, reward_N, terminated_N, truncated_N, after, valid_N, extras)
-        agent.record_observation(rein.Transition(*row))
-        agent.optimize_model()
-        over_N = terminated_N | truncated_N | ~valid_N
-        observation = torch.where(over_N[:, None], torch.rand(N, flat, generator=stream), after)
-        if t % 5 == 3:
-            mask_N = some(0.3)
-            observation = torch.where(mask_N[:, None], torch.rand(N, flat, generator=stream), observation)
-            agent.observe_reset(observation, mask_N)
 
 
 def untrained(**options: Any) -> rein.RecurrentDQN:
