@@ -57,10 +57,9 @@ class HiddenTarget(Wrapper):
         return time_step._replace(observation=seen, final_observation=final)
 
 
-@pytest.mark.slow
-class TestPPO(AgentContract):
+class TestA2C(AgentContract):
     num_envs, steps = 4, 40
-    kind: ClassVar[Any] = rein.PPO
+    kind: ClassVar[Any] = rein.A2C
     options: ClassVar[dict[str, Any]] = {"normalize_observation": True}
 
     def make(self, seed):
@@ -71,16 +70,7 @@ class TestPPO(AgentContract):
 
 
 @pytest.mark.slow
-class TestRecurrentPPO(TestPPO):
-    options: ClassVar[dict[str, Any]] = CORE
-
-
-class TestA2C(TestPPO):
-    kind = rein.A2C
-
-
-@pytest.mark.slow
-class TestIMPALA(TestPPO):
+class TestIMPALA(TestA2C):
     kind, options = rein.IMPALA, CORE
 
 

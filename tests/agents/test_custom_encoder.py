@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 import rein
-from rein.envs.probes import Corridor, Reach
+from rein.envs.probes import Corridor
 from rein.networks.recurrent import GRU
 from rein.testing import AgentContract
 from tests.agents.steps import practice
@@ -106,43 +106,15 @@ def copies(agent: Any) -> dict[str, Tensor]:
     return {name: x.detach().clone() for name, x in agent.networks.named_parameters()}
 
 
-class _WithEncoder(AgentContract):
+class TestPQN(AgentContract):
     steps, num_envs = 32, 4
-    kind: ClassVar[Any]
-    options: ClassVar[dict[str, Any]]
 
     def make(self, seed):
-        environment = self.environment(1, 0)
-        return self.kind(
-            environment.single_observation_space, environment.single_action_space, seed=seed, **self.options
-        )
-
-    def environment(self, num_envs, seed) -> Any:
-        return rein.envs.Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-    def _acts(self, policy):
-        policy.reset()
-        return super()._acts(policy)
-
-
-@pytest.mark.slow
-class TestPPOWithACore(_WithEncoder):
-    kind = rein.PPO
-    options: ClassVar[dict[str, Any]] = ROLLOUT | {"core": functools.partial(GRU, features=6), "minibatches": 2}
-
-
-class TestPQN(_WithEncoder):
-    kind = rein.PQN
-    options: ClassVar[dict[str, Any]] = ROLLOUT | {"update_epochs": 2, "minibatches": 2, "epsilon": 0.3}
-
-
-@pytest.mark.slow
-class TestSAC(_WithEncoder):
-    kind = rein.SAC
-    options: ClassVar[dict[str, Any]] = REPLAY | {"learning_starts": 8, "update_to_data": 0.25}
+        how = {"update_epochs": 2, "minibatches": 2, "epsilon": 0.3}
+        return rein.PQN(self.environment(1, 0), seed=seed, **ROLLOUT, **how)
 
     def environment(self, num_envs, seed):
-        return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
+        return rein.envs.Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
 @pytest.mark.default_cases(every=2)
@@ -202,16 +174,6 @@ def test_linear_heads_learn_from_the_features_of_the_encoder(kind: Any) -> None:
     options = LINEAR if kind is rein.PPO else {**LINEAR, "epsilon": 0.3}
     assert learned(kind, BOX, observation, target, 8 * 12, encoder=Product, **options)
     assert not learned(kind, BOX, observation, target, 8 * 12, **options)
-
-
-@pytest.mark.parametrize("kind", [rein.PPO, rein.DQN])
-def test_custom_encoder_learns_from_images(kind: Any) -> None:
-    bright = torch.arange(16) % 2 == 0
-    observation = torch.where(bright.view(-1, 1, 1, 1), 200, 20).expand(16, 36, 36, 1).to(torch.uint8)
-    replay = {"batch_size": 16, "learning_starts": 32, "update_to_data": 0.0625, "epsilon": 0.5, "capacity": 1_000}
-    how: dict[str, Any] = LINEAR if kind is rein.PPO else replay
-    how = {**how, "hidden": (16,), "learning_rate": 1e-2, "encoder": Camera}
-    assert learned(kind, spaces.Box(0, 255, (36, 36, 1), np.uint8), observation, bright.long(), 8 * 10, **how)
 
 
 @pytest.mark.parametrize(

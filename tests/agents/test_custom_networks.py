@@ -130,12 +130,6 @@ class _WithNetworks(AgentContract):
 ONLINE = {"learning_starts": 8, "update_to_data": 0.25}
 
 
-@pytest.mark.slow
-class TestPPO(_WithNetworks):
-    case = "PPO"
-    options: ClassVar[dict[str, Any]] = {"update_epochs": 2, "minibatches": 2, "normalize_observation": True}
-
-
 class TestPQN(_WithNetworks):
     case = "PQN"
     options: ClassVar[dict[str, Any]] = {"update_epochs": 2, "minibatches": 2, "epsilon": 0.3}

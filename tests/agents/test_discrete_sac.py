@@ -6,14 +6,13 @@ import math
 
 import pytest
 import torch
-from gymnasium import spaces
 
 import rein
 from rein.agents.base.learner import Batch
-from rein.agents.discrete_sac import DiscreteSAC, actor_loss, critic_loss
+from rein.agents.discrete_sac import DiscreteSAC, critic_loss
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit
-from rein.networks.off_policy import ActionValues, DiscreteActor, Layers
+from rein.networks.off_policy import ActionValues, Layers
 from rein.ops.random import generator
 
 SMALL = {"hidden": (16,), "batch_size": 16, "learning_starts": 20, "capacity": 200, "update_to_data": 0.25}
@@ -34,19 +33,6 @@ def test_critic_loss_matches_hand_computation() -> None:
     assert float(loss.detach()) == pytest.approx(sum(0.5 * sum(e * e for e in row) / 5 for row in errors), rel=1e-5)
     assert metrics["td_error"].tolist() == pytest.approx([(abs(a) + abs(b)) / 2 for a, b in zip(*errors, strict=True)])
     assert not torch.equal(value[0], value[1])
-
-
-def test_actor_loss_matches_hand_computation() -> None:
-    batch, critics = rows(), ActionValues(2, 3, 4, Layers((8,), "relu", generator(0, "critics")))
-    actor = DiscreteActor(3, spaces.Discrete(4), Layers((8,), "relu", generator(0, "actor")))
-    alpha = torch.tensor(0.3)
-    loss, metrics = actor_loss(actor, batch, (critics, alpha))
-    probability = actor(batch.features).log_probs.detach().exp().double()
-    least = critics(batch.features).detach().amin(0).double()
-    by_hand = [sum(p * (0.3 * p.log() - q) for p, q in zip(probability[b], least[b], strict=True)) for b in range(5)]
-    assert float(loss.detach()) == pytest.approx(float(sum(by_hand)) / 5, rel=1e-5)
-    entropy = -(probability * probability.log()).sum(1)
-    torch.testing.assert_close(-metrics["log_prob"].double(), entropy)
 
 
 def test_temperature_decreases_above_the_target_entropy() -> None:

@@ -9,7 +9,6 @@ from gymnasium import spaces
 import rein
 from rein.agents.dqn import DQN
 from rein.envs.probes import Corridor
-from rein.ops.random import generator
 from tests.agents.steps import practice
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
@@ -18,21 +17,6 @@ SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 
 
 def fitted(environment, **options) -> DQN:
     return DQN(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-@pytest.mark.parametrize("double", [False, True])
-def test_target_matches_definition(double):
-    environment = Corridor(4, seed=0)
-    agent = fitted(environment, seed=0, double=double, gamma=0.8)
-    rein.train(agent, environment, epochs=1, iterations=30)
-    networks, sample = agent.networks, agent.replay.sample(50, generator(0, "test"), gamma=0.8)
-    sample = sample._replace(terminated=torch.arange(50) % 3 == 0)
-    networks.target.head.bias.data = torch.tensor([0.5, -0.5])  # so that both networks prefer different actions
-    online, target = networks.online(sample.next_observation), networks.target(sample.next_observation)
-    assert (online.argmax(1) != target.argmax(1)).any()
-    value = torch.stack([row[best] for row, best in zip(target, (online if double else target).argmax(1), strict=True)])
-    expected = sample.reward + torch.where(sample.terminated, 0.0, 0.8 * value)
-    torch.testing.assert_close(agent._target(sample, sample.next_observation), expected)
 
 
 def test_n_step_targets_use_the_discount_of_each_row():

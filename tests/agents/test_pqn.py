@@ -13,8 +13,6 @@ from rein.agents.base.learner import Batch
 from rein.agents.pqn import PQN, squared_error
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward
-from rein.ops.returns import discounted_returns
-from rein.ops.values import td_target
 from rein.schedules import linear
 from rein.testing.stateful import first_difference
 from tests.agents.steps import practice
@@ -78,25 +76,6 @@ def a_batch(q_lambda, normalize=False):
     agent.optimize_model = optimize
     assert agent.rollout["terminated"].any() and agent.rollout["truncated"].any()
     return agent, agent.batch(agent.rollout), agent.rollout
-
-
-def next_values(agent, rollout):
-    """Return the values of the true next observations, computed separately."""
-    with torch.no_grad():
-        return agent.networks(agent.networks.preprocess(rollout.flat("next_observation"))).amax(1).view(16, 6)
-
-
-def test_lambda_0_gives_one_step_targets():
-    agent, batch, rollout = a_batch(0.0)
-    expected = td_target(rollout["reward"], rollout["terminated"], next_values(agent, rollout), 0.9)
-    torch.testing.assert_close(batch.target, expected.flatten())
-
-
-def test_lambda_1_gives_discounted_returns():
-    agent, batch, rollout = a_batch(1.0)
-    ends = rollout["terminated"], rollout["truncated"]
-    expected = discounted_returns(rollout["reward"], *ends, next_values(agent, rollout), gamma=0.9)
-    torch.testing.assert_close(batch.target, expected.flatten())
 
 
 def test_reset_outside_a_step_cuts_the_trace():

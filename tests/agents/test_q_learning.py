@@ -248,23 +248,6 @@ def test_solves_corridor_with_optimal_values() -> None:
     assert learner.policy().select_action(torch.arange(5))[0].tolist() == [1] * 5
 
 
-@pytest.mark.parametrize(("num_envs", "steps"), [(1, 3000), (64, 300)])
-def test_finds_shortest_paths_in_gridworld(num_envs: int, steps: int) -> None:
-    environment = Gridworld(num_envs=num_envs, possible_targets=[(2, 4)], seed=0, max_episode_steps=20)
-    learner = QLearning(
-        environment.single_observation_space, environment.single_action_space, learning_rate=0.5, epsilon=0.3, seed=0
-    )
-    run(learner, environment, steps)
-    for x in range(5):
-        position, moves = environment.encode(x=x, y=0, target=(2, 4)), 0
-        while position[0, :2].tolist() != [2, 4] and moves < 20:
-            action = learner.policy().select_action(position)[0]
-            position[:, :2] += torch.tensor([(0, 1), (0, -1), (1, 0), (-1, 0)])[action]
-            position.clamp_(0, 4)
-            moves += 1
-        assert moves == 4 + abs(2 - x)
-
-
 @pytest.mark.parametrize(
     ("observation_space", "action_space", "message"),
     [

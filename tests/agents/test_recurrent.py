@@ -107,20 +107,6 @@ def test_recorded_outputs_match_in_episodic_epochs() -> None:
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_first_update_of_a_rollout_has_ratio_1(core: str) -> None:
-    calls = []
-
-    def guard(metrics, gradients):
-        calls.append({name: float(metrics[name]) for name in ("ratio", "approx_kl")})
-        return True
-
-    drive(recording_agent(Memory(1, seed=0), core=CORES[core], guard=guard, minibatches=1, target_kl=1e9), 4 * 8)
-    for first in calls[::2]:
-        assert first == pytest.approx({"ratio": 1.0, "approx_kl": 0.0}, abs=1e-5)
-    assert any(second["approx_kl"] > 1e-6 for second in calls[1::2])
-
-
-@pytest.mark.parametrize("core", CORES)
 def test_reset_clears_the_carry(core: str) -> None:
     """An episode end, an invalid row and a reset outside a step clear the carry. Environment 3 keeps its carry."""
     no, yes = torch.zeros(4, dtype=torch.bool), torch.ones(4, dtype=torch.bool)

@@ -118,13 +118,6 @@ def test_event_name_cannot_hide_an_attribute_of_the_loop(name: str) -> None:
         rein.Loop(nothing).define(name)
 
 
-def test_defining_an_event_twice_raises() -> None:
-    loop = rein.Loop(nothing)
-    loop.define("sampled")
-    with pytest.raises(ValueError, match="the loop already has an attribute or event with this name"):
-        loop.define("sampled")
-
-
 @pytest.mark.parametrize("event", ["iteration_completed", "epoch_ended", "completed"])
 def test_observer_runs_even_if_a_handler_raised(event: str) -> None:
     loop, heard = rein.Loop(nothing), []
