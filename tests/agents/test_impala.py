@@ -16,7 +16,6 @@ from torch import Tensor
 
 import rein
 from rein.envs import SimulatedEnvironment
-from rein.envs.base.drawing import GREEN, WHITE, YELLOW, Frame, board
 from rein.envs.probes import Reach
 from rein.ops.random import generator
 from rein.ops.returns import vtrace
@@ -50,9 +49,6 @@ class Trap(SimulatedEnvironment):
         behind_N, one_N = state_SN[0] == 1.0, action == 1
         reward_N = torch.where(behind_N, one_N.float(), torch.where(one_N, 0.0, self.prize))
         return torch.ones_like(state_SN), reward_N, behind_N | ~one_N
-
-    def draw(self, state: list[float]) -> Frame:
-        return board([[YELLOW, WHITE, GREEN]], (0, 1.0 + state[0]))
 
 
 OFF_POLICY = {"rollout_steps": 16, "learning_rate": 2e-2, "entropy_coefficient": 0.02}

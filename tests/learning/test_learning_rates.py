@@ -105,16 +105,6 @@ def test_learning_rate_can_be_assigned_before_the_seed_is_set() -> None:
     assert rates(agent) == {"critics": 0.2, "actor": 0.2}
 
 
-@pytest.mark.parametrize("kind", WITH_ACTORS)
-def test_actor_learning_rate_applies_to_the_actor_only(kind: Any) -> None:
-    agent, environment = made(kind, learning_rate=1e-3, actor_learning_rate=1e-4)
-    rein.train(agent, environment, env_steps=8)
-    assert agent.updates and rates(agent) == {name: 1e-4 if name == "actor" else 1e-3 for name in agent.learners}
-    agent, environment = made(kind, learning_rate=1e-3)
-    rein.train(agent, environment, env_steps=8)
-    assert rates(agent) == dict.fromkeys(agent.learners, 1e-3)
-
-
 @pytest.mark.parametrize("kind", [rein.SAC, rein.DiscreteSAC])
 def test_temperature_learning_rate_applies_to_the_temperature_only(kind: Any) -> None:
     agent, environment = made(kind, learning_rate=1e-3, temperature_learning_rate=3e-2)

@@ -25,12 +25,6 @@ class Rollout(NamedTuple):
     valid: Tensor
     log_ratio: Tensor
 
-    def double(self) -> Rollout:
-        return Rollout(*(x.double() if x.is_floating_point() else x for x in self))
-
-    def part(self, rows: slice) -> Rollout:
-        return Rollout(*(x[rows].clone() for x in self))
-
 
 def rollout(seed: int, steps: int = T, *, all_valid: bool = False) -> Rollout:
     """Return episodes of all kinds, with invalid rows. If a trace continues, the next value is that of the next row."""
