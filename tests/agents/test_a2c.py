@@ -2,80 +2,27 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 
 import rein
-from rein.agents.a2c import A2C
-from rein.agents.ppo import PPO
-from rein.envs.gridworld import Gridworld
-from rein.envs.probes import Bandit, Corridor, DelayedReward, Reach
-from rein.schedules import linear
-from rein.testing import AgentContract
+from rein.envs.probes import Bandit
 
 SMALL: dict[str, Any] = {"rollout_steps": 5, "hidden": (16,), "learning_rate": 1e-2, "gamma": 0.9}
 
 
-def fitted(environment: Any, kind: Any = A2C, **options: Any) -> Any:
+def fitted(environment: Any, kind: Any = rein.A2C, **options: Any) -> Any:
     return kind(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-class TestDiscrete(AgentContract):
-    """Saved after 7 steps: 2 of a rollout of 5."""
-
-    steps, num_envs = 40, 4
-    options: ClassVar[dict[str, Any]] = {"normalize_advantage": True}
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, **self.options)
-
-    def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-
-@pytest.mark.slow
-class TestContinuousWithRMSprop(TestDiscrete):
-    options: ClassVar[dict[str, Any]] = {"optimizer": functools.partial(torch.optim.RMSprop, alpha=0.99, eps=1e-5)}
-
-    def environment(self, num_envs, seed):
-        return Reach(num_envs=num_envs, seed=seed, dimensions=2)
-
-
-PROBES: dict[str, Any] = {
-    "bandit": (Bandit, 40, {}),
-    "corridor": (Corridor, 60, {}),
-    "reach": (Reach, 80, {"log_std": -0.7}),
-}
-
-
-@pytest.mark.default_cases("corridor")
-@pytest.mark.parametrize("name", PROBES)
-def test_solves_probe(name: str) -> None:
-    make, rounds, options = PROBES[name]
-    environment = make(32, seed=0)
-    agent = fitted(environment, seed=0, rollout_steps=4, hidden=(32,), **options)
-    rein.train(agent, environment, epochs=rounds, iterations=16)
-    reached = rein.evaluate(agent.policy(), make(64, seed=1), 64).mean_return
-    assert reached >= environment.optimal_return - (0.5 if name == "reach" else 0.0)
-
-
-def test_learns_state_values() -> None:
-    environment = DelayedReward(32, seed=0)
-    agent = fitted(environment, seed=0, rollout_steps=4)
-    rein.train(agent, environment, epochs=40, iterations=16)
-    x = torch.tensor([[0.0], [1.0]])
-    torch.testing.assert_close(agent.networks.value(x), environment.optimal_value(x, 0.9), atol=0.05, rtol=0)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
 def test_update_equals_first_ppo_update(normalize: bool) -> None:
     """At a ratio of 1, the gradients of the clipped surrogate and of A log pi are equal."""
     agents = []
-    for kind, options in ((A2C, {}), (PPO, {"update_epochs": 1, "minibatches": 1})):
-        environment = Gridworld(8, seed=0, max_episode_steps=9)
+    for kind, options in ((rein.A2C, {}), (rein.PPO, {"update_epochs": 1, "minibatches": 1})):
+        environment = rein.envs.Gridworld(8, seed=0, max_episode_steps=9)
         same = {"gae_lambda": 0.9, "normalize_advantage": normalize, "entropy_coefficient": 0.01}
         agent = fitted(environment, kind, seed=0, **same, **options)
         initial = [p.detach().clone() for p in agent.networks.parameters()]
@@ -87,35 +34,12 @@ def test_update_equals_first_ppo_update(normalize: bool) -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
 
 
-def test_schedules_end_at_their_horizon() -> None:
-    environment = Gridworld(4, seed=0, max_episode_steps=9)
-    rates: Any = {"learning_rate": linear(1e-3, 1e-4, env_steps=4 * 20)}
-    agent = fitted(environment, seed=0, **rates, entropy_coefficient=linear(0.1, 0.0, updates=4))
-    seen = []
-    loop = rein.training_loop(agent, environment, epochs=1, iterations=20)
-
-    @loop.iteration_completed(every=5)
-    def look(state: Any) -> None:
-        seen.append(
-            (agent.learners["networks"].optimizer.param_groups[0]["lr"], agent.entropy_coefficient(**agent.counts))
-        )
-
-    loop.run()
-    assert seen[-1] == (1e-4, 0.0)
-    assert all(rate > 1e-4 and bonus > 0.0 for rate, bonus in seen[:-1])
-
-
 def test_defaults_match_the_paper() -> None:
     environment = Bandit(1, seed=0)
     spaces = environment.single_observation_space, environment.single_action_space
-    assert {name: A2C(*spaces).config[name] for name in ("learning_rate", "rollout_steps", "gae_lambda")} == {
+    assert {name: rein.A2C(*spaces).config[name] for name in ("learning_rate", "rollout_steps", "gae_lambda")} == {
         "learning_rate": 7e-4,
         "rollout_steps": 5,
         "gae_lambda": 1.0,
     }
-    assert A2C(*spaces, rollout_steps=7).config["rollout_steps"] == 7
-
-
-def test_unknown_option_is_rejected() -> None:
-    with pytest.raises(TypeError, match="A2C: there is no option epochs"):
-        fitted(Bandit(1, seed=0), epochs=3)
+    assert rein.A2C(*spaces, rollout_steps=7).config["rollout_steps"] == 7

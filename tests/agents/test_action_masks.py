@@ -6,7 +6,7 @@ Shapes: T steps, N environments, B rows, L choices of all integers of an action.
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,20 +16,14 @@ from torch import Tensor
 
 import rein
 from rein.accelerate.closed_form import has_closed_form, policy_gradient
-from rein.agents.a2c import A2C
 from rein.agents.base.learner import Batch
 from rein.agents.base.on_policy import Coefficients, policy_loss
-from rein.agents.base.segments import Segments
-from rein.agents.bc import BC
-from rein.agents.impala import IMPALA
-from rein.agents.ppo import PPO
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.encoder import Inputs
 from rein.networks.heads import DiscreteHead, ProductHead, action_head
 from rein.networks.recurrent import GRU
 from rein.ops.trees import leaves, map_tree
 from rein.testing import AgentContract
-from rein.testing.stateful import first_difference
 from rein.training.offline import fill
 from rein.types import Transition
 from tests.envs.masked_grid import MaskedGrid
@@ -108,33 +102,6 @@ def test_log_prob_and_entropy_equal_those_of_smaller_categoricals(space) -> None
         torch.testing.assert_close(distribution.entropy(), entropy)
 
 
-@each_space
-def test_gradient_of_the_entropy_is_finite_and_equals_the_reference(space) -> None:
-    head, x, mask = head_and_masks(space)
-    distribution = head(x, mask)
-    parameters = [*head.parameters()]
-    found = torch.autograd.grad(distribution.entropy().sum(), parameters, allow_unused=True)
-    expected = torch.autograd.grad(
-        reference(head, x, mask, distribution.mode())[1].sum(), parameters, allow_unused=True
-    )
-    for one, other in zip(found, expected, strict=True):
-        if one is None or other is None:  # the mean of a Gaussian does not change its entropy
-            assert one is None or not one.any()
-        else:
-            assert one.isfinite().all()
-            torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("name", ["choice", "choices", "integers"])
-def test_invalid_actions_are_never_drawn_in_a_million_samples(name: str) -> None:
-    head, x, mask = head_and_masks(SPACES[name], rows=1000)
-    distribution = head.float()(x.float(), mask)
-    drawn = torch.Generator().manual_seed(1)
-    for _ in range(1000):
-        assert chosen(mask, distribution.sample(drawn), head.sizes).all()
-    assert chosen(mask, distribution.mode(), head.sizes).all()
-
-
 def test_integer_without_valid_choices_is_uniform_over_its_own_choices() -> None:
     head, x, mask = head_and_masks(spaces.MultiDiscrete([2, 4]))
     distribution = head(x, torch.zeros_like(mask))
@@ -196,85 +163,18 @@ def test_closed_form_equals_autograd(clip: float | None) -> None:
     assert reported == metrics
 
 
-def test_mask_of_ones_changes_no_number() -> None:
-    class Everything(MaskedGrid):
-        def _remember(self, observation):
-            return super()._remember({**observation, "action_mask": torch.ones_like(observation["action_mask"])})
-
-        def _step(self, action, mask):
-            time_step = super()._step(action, mask)
-            final = time_step.final_observation
-            final = {**final, "action_mask": torch.ones_like(final["action_mask"])}
-            return time_step._replace(final_observation=final)
-
-    states = []
-    for masked in (True, False):
-        environment = Everything(8, seed=0)
-        space = environment.single_observation_space
-        agent = PPO(space if masked else space["observation"], environment.single_action_space, seed=0, hidden=(16,))
-        observation = environment.reset()
-        for _ in range(40):
-            seen = observation if masked else observation["observation"]
-            action, extras = agent.select_action(seen)
-            now = environment.apply_action(action)
-            after = now.final_observation if masked else now.final_observation["observation"]
-            ends = now.reward, now.terminated, now.truncated, after, now.valid
-            agent.record_observation(Transition(seen, action, *ends, extras))
-            agent.optimize_model()
-            observation = now.observation
-        states.append(agent.networks.state_dict())
-    assert first_difference(*states) is None
-
-
-@pytest.mark.slow
-class TestPPO(AgentContract):
-    num_envs, steps = 4, 40
-    kind: ClassVar[Any] = PPO
-    options: ClassVar[dict[str, Any]] = {}
-
-    def make(self, seed):
-        small = {"rollout_steps": 8, "hidden": (16,), "learning_rate": 1e-2, "gamma": 0.9}
-        return self.kind(self.environment(1, 0), seed=seed, **small, **self.options)
-
-    def environment(self, num_envs, seed):
-        return MaskedGrid(num_envs, seed=seed, max_episode_steps=7)
-
-
-@pytest.mark.slow
-class TestRecurrentPPO(TestPPO):
-    options: ClassVar[dict[str, Any]] = {"core": functools.partial(GRU, features=4)}
-
-
-class TestPPOWithSegments(TestPPO):
-    options: ClassVar[dict[str, Any]] = {"segments": Segments(), "minibatches": 2, "shared": True}
-
-
-class TestA2C(TestPPO):
-    kind = A2C
-
-
-@pytest.mark.slow
-class TestIMPALA(TestPPO):
-    kind = IMPALA
-
-
-@pytest.mark.slow
-class TestBC(TestPPO):
-    bootstraps = False
-
-    def make(self, seed):
-        small = {"hidden": (16,), "batch_size": 16, "capacity": 512, "update_to_data": 0.125}
-        return BC(self.environment(1, 0), seed=seed, **small)
-
-
-class _IgnoresMasks(PPO):
+class _IgnoresMasks(rein.PPO):
     def select_action(self, observation):
         return super().select_action({**observation, "action_mask": torch.ones_like(observation["action_mask"])})
 
 
 def test_contract_fails_for_an_agent_that_ignores_masks() -> None:
-    class Ignoring(TestPPO):
-        kind = _IgnoresMasks
+    class Ignoring(AgentContract):
+        def make(self, seed):
+            return _IgnoresMasks(self.environment(1, 0), seed=seed)
+
+        def environment(self, num_envs, seed):
+            return MaskedGrid(num_envs, seed=seed, max_episode_steps=7)
 
     with pytest.raises(AssertionError, match="the action mask does not allow the action"):
         Ignoring().test_actions_are_in_action_space()
@@ -282,7 +182,7 @@ def test_contract_fails_for_an_agent_that_ignores_masks() -> None:
 
 def test_bc_imitates_masked_actions() -> None:
     environment = MaskedGrid(512, seed=0)
-    agent, observation = BC(environment, hidden=(32,), learning_rate=1e-2, seed=0), environment.reset()
+    agent, observation = rein.BC(environment, hidden=(32,), learning_rate=1e-2, seed=0), environment.reset()
     action, rows = observation["action_mask"].argmax(1), torch.zeros(512)
     transition = Transition(observation, action, rows, rows > 0, rows > 0, observation, rows == 0, {})
     fill(agent, [transition])
@@ -296,7 +196,7 @@ def test_bc_imitates_masked_actions() -> None:
 
 def test_bc_refuses_recorded_actions_that_are_not_valid() -> None:
     environment = MaskedGrid(512, seed=0)
-    agent, observation = BC(environment, seed=0), environment.reset()
+    agent, observation = rein.BC(environment, seed=0), environment.reset()
     action, rows = observation["action_mask"].argmin(1), torch.zeros(512)
     fill(agent, [Transition(observation, action, rows, rows > 0, rows > 0, observation, rows == 0, {})])
     with pytest.raises(ValueError, match="not valid according to their action_mask"):
@@ -304,10 +204,10 @@ def test_bc_refuses_recorded_actions_that_are_not_valid() -> None:
 
 
 SOLVERS: dict[str, Any] = {
-    "PPO": (PPO, {"rollout_steps": 16}, 12),
-    "recurrent PPO": (PPO, {"rollout_steps": 16, **RECURRENT}, 10),
-    "A2C": (A2C, {"normalize_advantage": True}, 24),
-    "IMPALA": (IMPALA, {"rollout_steps": 4, "learning_rate": 5e-3}, 28),
+    "PPO": (rein.PPO, {"rollout_steps": 16}, 12),
+    "recurrent PPO": (rein.PPO, {"rollout_steps": 16, **RECURRENT}, 10),
+    "A2C": (rein.A2C, {"normalize_advantage": True}, 24),
+    "IMPALA": (rein.IMPALA, {"rollout_steps": 4, "learning_rate": 5e-3}, 28),
 }
 
 
@@ -325,31 +225,7 @@ def test_solves_masked_grid_without_invalid_actions(name: str) -> None:
     assert test.invalid_actions == 0
 
 
-@pytest.mark.default_cases("feed-forward")
-@pytest.mark.parametrize("options", [{}, RECURRENT], ids=["feed-forward", "recurrent"])
-def test_saved_agent_and_resumed_run_continue_exactly(options, tmp_path) -> None:
-    def loop_to(name: str, exist: str = "error") -> Any:
-        environment, store = MaskedGrid(8, seed=0), rein.HDF5Store(tmp_path / name, exist=exist)
-        agent = PPO(environment, seed=0, hidden=(16,), rollout_steps=8, **options)
-        loop = rein.training_loop(agent, environment, store, iterations=12)
-        rein.checkpoint(loop, every=1)
-        return agent, loop, environment
-
-    agent, loop, environment = loop_to("whole")
-    loop.run(epochs=4)
-    first, interrupted, _ = loop_to("parts")
-    interrupted.run(epochs=2)
-    second, resumed, after = loop_to("parts", "resume")
-    rein.resume(resumed)
-    assert second.updates == first.updates
-    resumed.run(epochs=4)
-    assert first_difference(agent.state_dict(), second.state_dict()) is None
-    assert environment.invalid_actions == after.invalid_actions == 0
-    policy = rein.load_policy(tmp_path / "parts")
-    assert rein.evaluate(policy, MaskedGrid(8, seed=1), 16).mean_return < 0.0
-
-
-def recorded(action: Tensor, agent: PPO, observation: Any) -> None:
+def recorded(action: Tensor, agent: rein.PPO, observation: Any) -> None:
     rows, no = len(action), torch.zeros(len(action), dtype=torch.bool)
     ends = torch.zeros(rows), no, no, observation, ~no
     agent.record_observation(Transition(observation, action, *ends, {}))
@@ -357,7 +233,7 @@ def recorded(action: Tensor, agent: PPO, observation: Any) -> None:
 
 def test_action_of_another_program_is_evaluated_with_the_mask() -> None:
     environment = MaskedGrid(8, seed=0)
-    agent, observation = PPO(environment, seed=0), environment.reset()
+    agent, observation = rein.PPO(environment, seed=0), environment.reset()
     action = observation["action_mask"].argmax(1)
     recorded(action, agent, observation)
     distribution, _ = agent.networks(agent.networks.preprocess(observation))
@@ -366,7 +242,7 @@ def test_action_of_another_program_is_evaluated_with_the_mask() -> None:
 
 def test_invalid_action_of_another_program_is_refused() -> None:
     environment = MaskedGrid(8, seed=0)
-    agent, observation = PPO(environment, seed=0), environment.reset()
+    agent, observation = rein.PPO(environment, seed=0), environment.reset()
     action = observation["action_mask"].argmax(1)
     action[3] = observation["action_mask"][3].argmin()
     with pytest.raises(ValueError, match="environment 3 is not valid"):
@@ -375,7 +251,7 @@ def test_invalid_action_of_another_program_is_refused() -> None:
 
 def test_masks_of_sequences_follow_the_observations() -> None:
     environment = MaskedGrid(8, seed=0)
-    agent = PPO(environment, seed=0, rollout_steps=6, **RECURRENT)
+    agent = rein.PPO(environment, seed=0, rollout_steps=6, **RECURRENT)
     observation = environment.reset()
     for _ in range(5):
         action, extras = agent.select_action(observation)
@@ -404,7 +280,7 @@ def test_agents_learn_with_masks_of_every_action_space(name: str) -> None:
         return spaces.Dict({key: space_of(part) for key, part in tree.items()})
 
     observed = spaces.Dict({"position": spaces.Box(-1.0, 1.0, (2,)), "action_mask": space_of(mask)})
-    for kind, options in ((PPO, {}), (PPO, RECURRENT), (A2C, {}), (IMPALA, {})):
+    for kind, options in ((rein.PPO, {}), (rein.PPO, RECURRENT), (rein.A2C, {}), (rein.IMPALA, {})):
         agent = kind(observed, space, seed=0, rollout_steps=4, hidden=(8,), **options)
         for _ in range(8):
             observation = {"position": torch.randn(4, 2, generator=drawn), "action_mask": mask}

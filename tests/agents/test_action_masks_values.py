@@ -26,7 +26,6 @@ from rein.ops.random import generator
 from rein.ops.trees import map_tree
 from rein.schedules import linear
 from rein.spaces import mask_of
-from rein.testing import AgentContract
 from rein.testing.stateful import first_difference
 from tests.envs.masked_grid import MaskedGrid
 
@@ -51,10 +50,13 @@ AGENTS: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "QLearning": (rein.QLearning, {"gamma": 0.9}),
     "DiscreteSAC": (rein.DiscreteSAC, {**SMALL, "update_to_data": 0.25}),
 }
+CORE = functools.partial(rein.networks.GRU, features=8)
+NORMALIZED = {**ROLLOUT, "normalize_observation": True, "normalize_reward": True}
+WITH_POLICIES = {"PPO": (rein.PPO, NORMALIZED), "recurrent PPO": (rein.PPO, {**ROLLOUT, "core": CORE})}
 
 
 def built(name: str, environment: Any, seed: int | None = 0, **options: Any) -> Any:
-    kind, given = AGENTS[name]
+    kind, given = (AGENTS | WITH_POLICIES)[name]
     return kind(environment, seed=seed, **{**given, **options})
 
 
@@ -68,50 +70,6 @@ def masked_rows(rows: int, generator: torch.Generator) -> dict[str, Tensor]:
 def are_valid(action: Tensor, observation: dict[str, Tensor]) -> bool:
     index_N1 = (action - ACTIONS.start).unsqueeze(1)
     return bool(observation["action_mask"].gather(1, index_N1).all())
-
-
-class MaskContract(AgentContract):
-    steps, num_envs = 32, 4
-    name = ""
-
-    def make(self, seed):
-        return built(self.name, self.environment(1, 0), seed)
-
-    def environment(self, num_envs, seed):
-        return MaskedGrid(num_envs, seed=seed, max_episode_steps=5)
-
-
-@pytest.mark.slow
-class TestDQN(MaskContract):
-    name = "DQN"
-
-
-@pytest.mark.slow
-class TestDQNWithExtensions(MaskContract):
-    name = "DQN with extensions"
-
-
-@pytest.mark.slow
-class TestIQN(MaskContract):
-    name = "IQN"
-
-
-@pytest.mark.slow
-class TestRecurrentDQN(MaskContract):
-    name = "RecurrentDQN"
-
-
-class TestPQN(MaskContract):
-    name = "PQN"
-
-
-class TestQLearning(MaskContract):
-    name = "QLearning"
-
-
-@pytest.mark.slow
-class TestDiscreteSAC(MaskContract):
-    name = "DiscreteSAC"
 
 
 NETWORK_AGENTS = [name for name in AGENTS if name != "QLearning"]
@@ -175,12 +133,6 @@ def test_random_policy_draws_valid_choices_of_every_space() -> None:
     assert {name: (x.shape[1:], x.dtype) for name, x in action.items()} == {
         name: (x.shape[1:], x.dtype) for name, x in free.items()
     }
-
-
-def test_random_policy_is_evaluated_without_invalid_actions() -> None:
-    environment = MaskedGrid(16, seed=0)
-    rein.evaluate(RandomPolicy(environment.single_action_space, seed=0), environment, episodes=50)
-    assert environment.invalid_actions == 0
 
 
 def reference_max(value_BA: Tensor, mask_BA: Tensor, of: Tensor | None = None) -> list[float]:
@@ -346,26 +298,6 @@ def _soft_value(networks: Any, critics: Any, x: Inputs, b: int, alpha: float) ->
     return sum(p * (float(least[a]) - alpha * math.log(p)) for p, a in zip(shares, valid, strict=True))
 
 
-def test_critics_of_discrete_sac_see_the_critic_observation_and_the_actor_does_not() -> None:
-    space = spaces.Dict({**SPACE.spaces, "critic_observation": spaces.Box(-1.0, 1.0, (2,), np.float32)})
-    agent, rows = rein.DiscreteSAC(space, ACTIONS, seed=0, **SMALL), generator(0, "rows")
-    observation = {**masked_rows(40, rows), "critic_observation": torch.randn(40, 2, generator=rows)}
-    other = {**observation, "critic_observation": torch.randn(40, 2, generator=rows)}
-    one, two = (agent.networks.preprocess(x) for x in (observation, other))
-    assert torch.equal(agent.networks.actor(one).log_probs, agent.networks.actor(two).log_probs)
-    assert not torch.equal(agent.networks.target_critics(one), agent.networks.target_critics(two))
-    deployed = {name: x for name, x in observation.items() if name != "critic_observation"}
-    policy = agent.policy()
-    assert torch.equal(policy.select_action(deployed)[0], policy.select_action(observation)[0])
-    none = torch.zeros(40, dtype=torch.bool)
-    for _ in range(3):
-        action, extras = agent.select_action(observation)
-        reward = torch.randn(40, generator=rows)
-        agent.record_observation(rein.types.Transition(observation, action, reward, none, none, other, ~none, extras))
-        metrics = agent.optimize_model()
-    assert metrics and all(math.isfinite(float(value)) for value in metrics.values())
-
-
 def test_q_network_masks_values() -> None:
     network = rein.networks.q_network(SPACE, ACTIONS, generator=generator(0, "networks"))
     observation = masked_rows(1_000, generator(0, "rows"))
@@ -432,8 +364,8 @@ def test_solves_masked_gridworld(name: str) -> None:
     assert environment.invalid_actions == later.invalid_actions == 0
 
 
-@pytest.mark.default_cases("DQN", "IQN", "QLearning", "PQN")
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.default_cases("DQN", "IQN", "QLearning", "PQN", "PPO")
+@pytest.mark.parametrize("name", [*AGENTS, *WITH_POLICIES])
 def test_resumed_run_equals_uninterrupted_run(name: str, tmp_path: Path) -> None:
     def made() -> rein.Loop:
         environment = MaskedGrid(4, seed=0, max_episode_steps=5)
@@ -447,14 +379,3 @@ def test_resumed_run_equals_uninterrupted_run(name: str, tmp_path: Path) -> None
     again.run(epochs=2)
     states = [loop.parts["agent"].state_dict() for loop in (whole, again)]
     assert first_difference(*states) is None
-
-
-@pytest.mark.default_cases("DQN")
-@pytest.mark.parametrize("name", ["DQN", "IQN", "DiscreteSAC"])
-def test_learns_offline_from_masked_data(name: str, tmp_path: Path) -> None:
-    environment = MaskedGrid(16, seed=0)
-    rein.train(built("DQN", environment), environment, store=tmp_path / "run", env_steps=1_000)
-    agent = built(name, environment, capacity=4_000)
-    loop = rein.offline_loop(agent, rein.open_run(tmp_path / "run"))
-    state = loop.run(epochs=1, iterations=5)
-    assert all(math.isfinite(value) and abs(value) < 1e6 for value in state.metrics.values())

@@ -10,41 +10,12 @@ from gymnasium import spaces
 from rein.agents.base.imitation import likelihood_loss
 from rein.agents.base.learner import Batch
 from rein.agents.bc import BC, cross_entropy_loss, squared_action_loss
-from rein.envs.gridworld import Gridworld
-from rein.envs.pendulum import Pendulum
 from rein.networks.off_policy import Actor, Layers
-from rein.replay.prioritized import PrioritizedReplay
-from rein.testing import AgentContract
 from rein.training.offline import fill
 from rein.types import Transition
 
 SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 512, "learning_starts": 24, "train_frequency": 8}
 SMALL |= {"update_to_data": 0.125}
-
-
-class TestDiscrete(AgentContract):
-    bootstraps = False
-
-    def make(self, seed):
-        environment = self.environment(1, 0)
-        return BC(environment.single_observation_space, environment.single_action_space, **SMALL, seed=seed)
-
-    def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-
-@pytest.mark.slow
-class TestContinuous(TestDiscrete):
-    def environment(self, num_envs, seed):
-        return Pendulum(num_envs, seed=seed)
-
-
-@pytest.mark.slow
-class TestDeterministic(TestContinuous):
-    def make(self, seed):
-        environment = self.environment(1, 0)
-        given = environment.single_observation_space, environment.single_action_space
-        return BC(*given, **SMALL, stochastic=False, seed=seed)
 
 
 def recorded(observation, action) -> Transition:
@@ -59,7 +30,6 @@ def states(rows: int = 512) -> torch.Tensor:
 
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
-ONE = spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
 @pytest.mark.parametrize("start", [0, 5])
@@ -125,17 +95,6 @@ def test_gradient_is_finite_for_actions_at_the_bounds():
     assert loss < 50.0
 
 
-def test_actions_at_the_bounds_are_cloned():
-    observation = states()
-    action = torch.where(observation[:, :1] > 0, 1.0, -1.0)
-    agent = BC(BOX, spaces.Box(-1.0, 1.0, (1,), np.float32), hidden=(32,), learning_rate=3e-3, seed=0)
-    fill(agent, [recorded(observation, action)])
-    agent.learn(1000)
-    chosen, _ = agent.policy().select_action(observation)
-    assert ((chosen > 0.9) == (action > 0)).float().mean() > 0.95
-    assert all(torch.isfinite(parameter).all() for parameter in agent.networks.parameters())
-
-
 @pytest.mark.parametrize(("log_std", "decreases"), [(-4.0, True), (-8.0, False)])
 def test_standard_deviation_of_deterministic_data_stops_decreasing(log_std, decreases):
     networks = network(stochastic=True)
@@ -170,34 +129,11 @@ def test_likelihood_error_is_the_distance_to_the_mean():
     assert likelihood_loss(networks, batch, None)[1]["error"].tolist() == pytest.approx([0.0, 0.09], abs=1e-6)
 
 
-@pytest.mark.slow
-def test_learned_actions_have_lower_priorities():
-    observation = states(1000)
-    known = observation[:, 0] < 0
-    drawn = torch.rand(1000, 1, generator=torch.Generator().manual_seed(1)) * 1.8 - 0.9
-    agent = BC(BOX, ONE, prioritized=True, hidden=(16,), batch_size=128, learning_rate=1e-2, seed=0)
-    fill(agent, [recorded(observation, torch.where(known.unsqueeze(1), 0.3, drawn))])
-    agent.learn(200)
-    assert isinstance(agent.replay, PrioritizedReplay)
-    priority = agent.replay.priorities[torch.arange(1000)]
-    assert priority[known].mean() < 0.5 * priority[~known].mean()
-
-
 def test_cross_entropy_is_the_negative_log_likelihood():
     logits = torch.tensor([[0.0, 1.0], [2.0, -1.0]])
     loss, metrics = cross_entropy_loss(torch.nn.Identity(), Batch(logits, torch.tensor([1, 0])), None)
     torch.testing.assert_close(metrics["error"], -logits.log_softmax(1)[[0, 1], [1, 0]])
     torch.testing.assert_close(loss, metrics["error"].mean())
-
-
-def test_micro_batches_do_not_change_the_update():
-    def learned(micro_batch: int | None) -> torch.Tensor:
-        agent = BC(BOX, spaces.Discrete(3), hidden=(8,), batch_size=32, micro_batch=micro_batch, seed=0)
-        fill(agent, [recorded(states(), torch.arange(512) % 3)])
-        agent.learn(3)
-        return torch.cat([parameter.flatten() for parameter in agent.networks.parameters()])
-
-    torch.testing.assert_close(learned(None), learned(5))
 
 
 def test_unbounded_action_space_is_rejected():

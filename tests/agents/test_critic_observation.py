@@ -16,10 +16,6 @@ from torch import Tensor
 
 import rein
 from rein.accelerate.closed_form import has_closed_form
-from rein.agents.a2c import A2C
-from rein.agents.impala import IMPALA
-from rein.agents.ppo import PPO
-from rein.envs.cartpole import CartPole
 from rein.envs.wrappers import Wrapper
 from rein.episodes.evaluation import check_parts
 from rein.networks.recurrent import GRU
@@ -61,10 +57,9 @@ class HiddenTarget(Wrapper):
         return time_step._replace(observation=seen, final_observation=final)
 
 
-@pytest.mark.slow
-class TestPPO(AgentContract):
+class TestA2C(AgentContract):
     num_envs, steps = 4, 40
-    kind: ClassVar[Any] = PPO
+    kind: ClassVar[Any] = rein.A2C
     options: ClassVar[dict[str, Any]] = {"normalize_observation": True}
 
     def make(self, seed):
@@ -75,20 +70,11 @@ class TestPPO(AgentContract):
 
 
 @pytest.mark.slow
-class TestRecurrentPPO(TestPPO):
-    options: ClassVar[dict[str, Any]] = CORE
+class TestIMPALA(TestA2C):
+    kind, options = rein.IMPALA, CORE
 
 
-class TestA2C(TestPPO):
-    kind = A2C
-
-
-@pytest.mark.slow
-class TestIMPALA(TestPPO):
-    kind, options = IMPALA, CORE
-
-
-def start(kind: Any = PPO, **options: Any) -> tuple[Any, Any, Any]:
+def start(kind: Any = rein.PPO, **options: Any) -> tuple[Any, Any, Any]:
     environment = HiddenTarget(N, 0)
     return kind(environment, seed=0, **{**SMALL, **options}), environment, environment.reset()
 
@@ -122,7 +108,7 @@ def test_policy_acts_without_critic_observations(options) -> None:
 
 def test_policy_acts_on_the_observation_itself_or_a_dict_of_it() -> None:
     space = spaces.Dict({"position": spaces.Box(-1.0, 1.0, (3,)), "critic_observation": spaces.Box(-1.0, 1.0, (2,))})
-    agent = PPO(space, spaces.Discrete(3), seed=0, normalize_observation=True)
+    agent = rein.PPO(space, spaces.Discrete(3), seed=0, normalize_observation=True)
     x = torch.randn(N, 3)
     for seen in (x, {"position": x}):
         action, _ = agent.policy().select_action(seen)
@@ -130,9 +116,11 @@ def test_policy_acts_on_the_observation_itself_or_a_dict_of_it() -> None:
 
 
 def test_policy_is_evaluated_in_an_environment_without_critic_observations() -> None:
-    environment = CartPole(2, seed=0)
+    environment = rein.envs.CartPole(2, seed=0)
     part = environment.single_observation_space
-    agent = PPO(spaces.Dict({"observation": part, "critic_observation": part}), spaces.Discrete(2), hidden=(4,), seed=0)
+    agent = rein.PPO(
+        spaces.Dict({"observation": part, "critic_observation": part}), spaces.Discrete(2), hidden=(4,), seed=0
+    )
     for space in (part, spaces.Dict({"observation": part})):
         environment.single_observation_space = space
         check_parts(agent.policy(), environment)
@@ -180,43 +168,15 @@ def test_values_equal_a_reference() -> None:
     torch.testing.assert_close(networks(networks.preprocess(observation))[1], expected.float())
 
 
-@pytest.mark.parametrize("options", [{"hidden": ()}, {"hidden": (), **CORE}], ids=["feed-forward", "recurrent"])
-def test_networks_without_hidden_layers(options) -> None:
-    agent, environment, _ = start(**options)
-    rein.train(agent, environment, epochs=1, iterations=8)
-
-
 def test_images_are_encoded_once_and_joined_by_the_critic_observation() -> None:
     image = spaces.Box(0, 255, (36, 36, 1), np.uint8)
     space = spaces.Dict({"camera": image, "critic_observation": spaces.Box(-1.0, 1.0, (2,))})
-    agent = PPO(space, spaces.Discrete(3), seed=0, hidden=(16,))
+    agent = rein.PPO(space, spaces.Discrete(3), seed=0, hidden=(16,))
     camera = torch.randint(0, 256, (N, 36, 36, 1), dtype=torch.uint8)
     x = agent.networks.preprocess({"camera": camera, "critic_observation": torch.randn(N, 2)})
     other = x._replace(critic=torch.randn(N, 2))
     assert torch.equal(agent.networks(x)[0].log_probs, agent.networks(other)[0].log_probs)
     assert not torch.equal(agent.networks(x)[1], agent.networks(other)[1])
-
-
-def test_critic_learns_from_its_observation() -> None:
-    """The reward is a number that only the critic observes."""
-    losses = {}
-    for hidden in (True, False):
-        entries = {"position": spaces.Box(-1.0, 1.0, (2,))}
-        if hidden:
-            entries["critic_observation"] = spaces.Box(-4.0, 4.0, (1,))
-        agent = PPO(spaces.Dict(entries), spaces.Discrete(2), seed=0, **{**SMALL, "gamma": 0.0})
-        drawn = torch.Generator().manual_seed(0)
-        for _ in range(20 * SMALL["rollout_steps"]):
-            reward = torch.randn(32, generator=drawn)
-            observation = {"position": torch.zeros(32, 2)}
-            if hidden:
-                observation["critic_observation"] = reward.unsqueeze(1)
-            action, extras = agent.select_action(observation)
-            no = torch.zeros(32, dtype=torch.bool)
-            agent.record_observation(Transition(observation, action, reward, ~no, no, observation, ~no, extras))
-            metrics = agent.optimize_model()
-        losses[hidden] = float(metrics["value_loss"])
-    assert losses[True] < 0.1 * losses[False]
 
 
 def test_networks_of_custom_agents() -> None:

@@ -29,7 +29,7 @@ from rein.networks.encoder import Inputs
 from rein.networks.off_policy import Actor, Critics, Layers
 from rein.ops.random import generator
 from rein.testing import AgentContract
-from rein.types import TimeStep, Transition
+from rein.types import TimeStep
 
 SEEN, HIDDEN, ACTION = spaces.Box(-1.0, 1.0, (1,)), spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (2,))
 SPACE = spaces.Dict({"observation": SEEN, "critic_observation": HIDDEN})
@@ -159,30 +159,6 @@ def values(critics: Critics, x: dict[str, Tensor], action: Tensor) -> Tensor:
     )
 
 
-def test_target_of_sac_matches_definition() -> None:
-    agent = trained(rein.SAC, gamma=0.8)
-    networks, sample = agent.networks, agent.replay.sample(30, generator(0, "test"), gamma=0.8)
-    noise, after = torch.randn(30, 2, generator=generator(1, "test")), sample.next_observation
-    found = agent.target(sample, agent._next_values(networks.preprocess(after), noise, torch.tensor(0.7)))
-    mean, log_std = networks.actor(after["observation"]).chunk(2, -1)
-    u = mean + log_std.exp() * noise
-    log_prob = (torch.distributions.Normal(mean, log_std.exp()).log_prob(u) - torch.log1p(-u.tanh().square())).sum(1)
-    value = values(networks.target_critics, after, u.tanh()).amin(0) - 0.7 * log_prob
-    torch.testing.assert_close(found, sample.reward + 0.8 * value, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", [rein.TD3, rein.DDPG])
-def test_target_of_a_deterministic_agent_matches_definition(kind: Any) -> None:
-    agent = trained(kind, gamma=0.8)
-    vars(agent)["target_noise"] = 0.0
-    networks, sample = agent.networks, agent.replay.sample(30, generator(0, "test"), gamma=0.8)
-    after = sample.next_observation
-    found = agent.target(sample, agent._next_values(networks.preprocess(after)))
-    action = networks.target_actor(after["observation"]).tanh()
-    expected = sample.reward + 0.8 * values(networks.target_critics, after, action).amin(0)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
 def test_discrete_sac_separates_the_inputs_of_actor_and_critics() -> None:
     agent = trained(rein.DiscreteSAC, gamma=0.8, normalize_observation=False)
     networks, sample = agent.networks, agent.replay.sample(30, generator(0, "test"), gamma=0.8)
@@ -241,17 +217,6 @@ def test_micro_batches_give_the_same_update(kind: Any) -> None:
     whole, split = (trained(kind, micro_batch=size) for size in (None, 5))
     for one, other in zip(whole.networks.parameters(), split.networks.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
-
-
-def test_both_observations_are_normalized() -> None:
-    agent = rein.SAC(SPACE, ACTION, seed=0, normalize_observation=True)
-    x = {name: 5.0 * part + 3.0 for name, part in rows(200).items()}
-    zeros = torch.zeros(200)
-    transition = Transition(x, torch.zeros(200, 2), zeros, zeros.bool(), zeros.bool(), x, ~zeros.bool(), {})
-    agent.record_observation(transition)
-    for part in (agent.networks.preprocess(x).features, agent.networks.preprocess(x).critic):
-        torch.testing.assert_close(part.mean(0), torch.zeros(part.shape[1]), rtol=0, atol=0.05)
-        torch.testing.assert_close(part.std(0), torch.ones(part.shape[1]), rtol=0, atol=0.05)
 
 
 class Encoder(torch.nn.Linear):

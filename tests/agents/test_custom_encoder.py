@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,26 +12,10 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 import rein
-from rein.agents.a2c import A2C
-from rein.agents.awac import AWAC
-from rein.agents.bc import BC
-from rein.agents.ddpg import DDPG
-from rein.agents.discrete_sac import DiscreteSAC
-from rein.agents.dqn import DQN
-from rein.agents.impala import IMPALA
-from rein.agents.iql import IQL
-from rein.agents.iqn import IQN
-from rein.agents.ppo import PPO
-from rein.agents.pqn import PQN
-from rein.agents.recurrent_dqn import RecurrentDQN
-from rein.agents.sac import SAC
-from rein.agents.td3 import TD3
-from rein.envs.gridworld import Gridworld
-from rein.envs.probes import Corridor, Reach
-from rein.errors import CheckpointError
-from rein.handlers.checkpoint import checkpoint
+from rein.envs.probes import Corridor
 from rein.networks.recurrent import GRU
 from rein.testing import AgentContract
+from tests.agents.steps import practice
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
 
@@ -85,30 +68,30 @@ REPLAY: dict[str, Any] = {
 }
 SEQUENCES: dict[str, Any] = {**REPLAY, "sequence_length": 4, "burn_in": 2, "learning_starts": 16}
 KINDS: dict[str, tuple[Any, bool, dict[str, Any]]] = {  # kind, whether actions are continuous, options
-    "PPO": (PPO, False, ROLLOUT),
-    "PPO, shared": (PPO, True, ROLLOUT | {"shared": True}),
-    "PPO, parts": (PPO, True, ROLLOUT | {"micro_batch": 2, "threads": 2}),
-    "PPO, half": (PPO, True, ROLLOUT | {"precision": "bfloat16"}),
-    "PPO, no layers": (PPO, True, ROLLOUT | {"hidden": ()}),
-    "PPO, a core": (PPO, True, ROLLOUT | {"core": functools.partial(GRU, features=4), "minibatches": 1}),
-    "A2C": (A2C, True, ROLLOUT),
-    "IMPALA": (IMPALA, False, ROLLOUT),
-    "PQN": (PQN, False, ROLLOUT),
-    "PQN, plain": (PQN, False, ROLLOUT | {"layer_norm": False}),
-    "DQN": (DQN, False, REPLAY),
-    "DQN, no layers": (DQN, False, REPLAY | {"hidden": (), "dueling": True}),
-    "IQN": (IQN, False, REPLAY),
-    "IQN, no layers": (IQN, False, REPLAY | {"hidden": ()}),
-    "RecurrentDQN": (RecurrentDQN, False, SEQUENCES),
-    "BC": (BC, False, REPLAY),
-    "BC, continuous": (BC, True, REPLAY),
-    "DDPG": (DDPG, True, REPLAY),
-    "TD3": (TD3, True, REPLAY),
-    "SAC": (SAC, True, REPLAY),
-    "SAC, no layers": (SAC, True, REPLAY | {"hidden": ()}),
-    "DiscreteSAC": (DiscreteSAC, False, REPLAY),
-    "AWAC": (AWAC, True, REPLAY),
-    "IQL": (IQL, True, REPLAY),
+    "PPO": (rein.PPO, False, ROLLOUT),
+    "PPO, shared": (rein.PPO, True, ROLLOUT | {"shared": True}),
+    "PPO, parts": (rein.PPO, True, ROLLOUT | {"micro_batch": 2, "threads": 2}),
+    "PPO, half": (rein.PPO, True, ROLLOUT | {"precision": "bfloat16"}),
+    "PPO, no layers": (rein.PPO, True, ROLLOUT | {"hidden": ()}),
+    "PPO, a core": (rein.PPO, True, ROLLOUT | {"core": functools.partial(GRU, features=4), "minibatches": 1}),
+    "A2C": (rein.A2C, True, ROLLOUT),
+    "IMPALA": (rein.IMPALA, False, ROLLOUT),
+    "PQN": (rein.PQN, False, ROLLOUT),
+    "PQN, plain": (rein.PQN, False, ROLLOUT | {"layer_norm": False}),
+    "DQN": (rein.DQN, False, REPLAY),
+    "DQN, no layers": (rein.DQN, False, REPLAY | {"hidden": (), "dueling": True}),
+    "IQN": (rein.IQN, False, REPLAY),
+    "IQN, no layers": (rein.IQN, False, REPLAY | {"hidden": ()}),
+    "RecurrentDQN": (rein.RecurrentDQN, False, SEQUENCES),
+    "BC": (rein.BC, False, REPLAY),
+    "BC, continuous": (rein.BC, True, REPLAY),
+    "DDPG": (rein.DDPG, True, REPLAY),
+    "TD3": (rein.TD3, True, REPLAY),
+    "SAC": (rein.SAC, True, REPLAY),
+    "SAC, no layers": (rein.SAC, True, REPLAY | {"hidden": ()}),
+    "DiscreteSAC": (rein.DiscreteSAC, False, REPLAY),
+    "AWAC": (rein.AWAC, True, REPLAY),
+    "IQL": (rein.IQL, True, REPLAY),
 }
 
 
@@ -123,67 +106,15 @@ def copies(agent: Any) -> dict[str, Tensor]:
     return {name: x.detach().clone() for name, x in agent.networks.named_parameters()}
 
 
-class _WithEncoder(AgentContract):
+class TestPQN(AgentContract):
     steps, num_envs = 32, 4
-    kind: ClassVar[Any]
-    options: ClassVar[dict[str, Any]]
 
     def make(self, seed):
-        environment = self.environment(1, 0)
-        return self.kind(
-            environment.single_observation_space, environment.single_action_space, seed=seed, **self.options
-        )
-
-    def environment(self, num_envs, seed) -> Any:
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-    def _acts(self, policy):
-        policy.reset()
-        return super()._acts(policy)
-
-
-@pytest.mark.slow
-class TestPPO(_WithEncoder):
-    kind = PPO
-    options: ClassVar[dict[str, Any]] = ROLLOUT | {"update_epochs": 2, "minibatches": 2, "normalize_observation": True}
-
-
-@pytest.mark.slow
-class TestPPOWithACore(_WithEncoder):
-    kind = PPO
-    options: ClassVar[dict[str, Any]] = ROLLOUT | {"core": functools.partial(GRU, features=6), "minibatches": 2}
-
-
-class TestPQN(_WithEncoder):
-    kind = PQN
-    options: ClassVar[dict[str, Any]] = ROLLOUT | {"update_epochs": 2, "minibatches": 2, "epsilon": 0.3}
-
-
-@pytest.mark.slow
-class TestDQN(_WithEncoder):
-    kind = DQN
-    options: ClassVar[dict[str, Any]] = REPLAY | {"learning_starts": 8, "update_to_data": 0.25, "epsilon": 0.3}
-
-
-@pytest.mark.slow
-class TestIQN(_WithEncoder):
-    kind = IQN
-    options: ClassVar[dict[str, Any]] = REPLAY | {"learning_starts": 8, "update_to_data": 0.25, "epsilon": 0.3}
-
-
-@pytest.mark.slow
-class TestRecurrentDQN(_WithEncoder):
-    kind = RecurrentDQN
-    options: ClassVar[dict[str, Any]] = SEQUENCES | {"learning_starts": 8, "update_to_data": 0.25, "tau": 0.1}
-
-
-@pytest.mark.slow
-class TestSAC(_WithEncoder):
-    kind = SAC
-    options: ClassVar[dict[str, Any]] = REPLAY | {"learning_starts": 8, "update_to_data": 0.25}
+        how = {"update_epochs": 2, "minibatches": 2, "epsilon": 0.3}
+        return rein.PQN(self.environment(1, 0), seed=seed, **ROLLOUT, **how)
 
     def environment(self, num_envs, seed):
-        return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
+        return rein.envs.Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
 @pytest.mark.default_cases(every=2)
@@ -228,41 +159,28 @@ def learned(
 ) -> bool:
     """Return whether the agent selects the target actions after `steps` one-step episodes that reward them with 1."""
     agent = kind(space, spaces.Discrete(2), seed=0, **options)
-    no = torch.zeros(len(target), dtype=torch.bool)
-    for _ in range(steps):
-        action, extras = agent.select_action(observation)
-        reward = (action == target).float()
-        agent.record_observation(rein.Transition(observation, action, reward, ~no, no, observation, ~no, extras))
-        agent.optimize_model()
+    practice(agent, observation, lambda action: (action == target).float(), steps)
     return agent.policy().select_action(observation)[0].tolist() == target.tolist()
 
 
 LINEAR: dict[str, Any] = {"rollout_steps": 8, "update_epochs": 2, "minibatches": 2, "hidden": (), "learning_rate": 3e-2}
 
 
-@pytest.mark.parametrize("kind", [PPO, PQN])
+@pytest.mark.parametrize("kind", [rein.PPO, rein.PQN])
 def test_linear_heads_learn_from_the_features_of_the_encoder(kind: Any) -> None:
     """The best action is 1 if both numbers have the same sign."""
     observation = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]]).repeat(4, 1)
     target = (observation.prod(1) > 0.0).long()
-    options = LINEAR if kind is PPO else {**LINEAR, "epsilon": 0.3}
+    options = LINEAR if kind is rein.PPO else {**LINEAR, "epsilon": 0.3}
     assert learned(kind, BOX, observation, target, 8 * 12, encoder=Product, **options)
     assert not learned(kind, BOX, observation, target, 8 * 12, **options)
 
 
-@pytest.mark.parametrize("kind", [PPO, DQN])
-def test_custom_encoder_learns_from_images(kind: Any) -> None:
-    bright = torch.arange(16) % 2 == 0
-    observation = torch.where(bright.view(-1, 1, 1, 1), 200, 20).expand(16, 36, 36, 1).to(torch.uint8)
-    replay = {"batch_size": 16, "learning_starts": 32, "update_to_data": 0.0625, "epsilon": 0.5, "capacity": 1_000}
-    how: dict[str, Any] = LINEAR if kind is PPO else replay
-    how = {**how, "hidden": (16,), "learning_rate": 1e-2, "encoder": Camera}
-    assert learned(kind, spaces.Box(0, 255, (36, 36, 1), np.uint8), observation, bright.long(), 8 * 10, **how)
-
-
-@pytest.mark.parametrize("kind", [SAC, DiscreteSAC, TD3, BC, IQL], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [rein.SAC, rein.DiscreteSAC, rein.TD3, rein.BC, rein.IQL], ids=lambda kind: kind.__name__
+)
 def test_vector_only_agents_accept_images_with_an_encoder(kind: Any) -> None:
-    camera, actions = spaces.Box(0, 255, (36, 36, 1), np.uint8), spaces.Discrete(2) if kind is DiscreteSAC else BOX
+    camera, actions = spaces.Box(0, 255, (36, 36, 1), np.uint8), spaces.Discrete(2) if kind is rein.DiscreteSAC else BOX
     options: dict[str, Any] = REPLAY | {"encoder": Camera}
     agent = kind(camera, actions, seed=0, **options)
     drawn = torch.Generator().manual_seed(0)
@@ -275,22 +193,10 @@ def test_vector_only_agents_accept_images_with_an_encoder(kind: Any) -> None:
     assert {name for name in initial if name.endswith("encoder.layers.0.weight")} <= moved
 
 
-def test_resume_compares_the_encoder_config(tmp_path: Path) -> None:
+def test_config_describes_the_encoder() -> None:
     agent, environment = made("PPO", encoder=functools.partial(FlatEncoder, features=5))
     assert agent.config["encoder"] == {"function": "FlatEncoder", "features": 5}
-    assert made("PPO")[0].config["encoder"] == "FlatEncoder" and PPO(*spaces_of(environment)).config["encoder"] is None
-    store = rein.HDF5Store(tmp_path / "run")
-    loop = rein.training_loop(agent, environment, store, seed=0, epochs=1, iterations=8)
-    checkpoint(loop, store)
-    loop.run()
-    store.close()
-    again, environment = made("PPO", encoder=functools.partial(FlatEncoder, features=6))
-    with pytest.raises(CheckpointError, match=r"encoder\.features was 5 and is 6"):
-        rein.resume(rein.training_loop(again, environment, seed=0, epochs=2, iterations=8), tmp_path / "run")
-
-
-def spaces_of(environment: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    return environment.single_observation_space, environment.single_action_space
+    assert made("PPO")[0].config["encoder"] == "FlatEncoder" and rein.PPO(environment).config["encoder"] is None
 
 
 @pytest.mark.parametrize("case", ["PPO", "PQN", "DQN", "SAC"])

@@ -20,7 +20,6 @@ import rein
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Corridor, Reach
 from rein.errors import CheckpointError
-from rein.handlers.checkpoint import checkpoint
 from rein.networks import policy_outputs
 from rein.networks.custom_networks import CustomActorCritic
 from rein.ops.random import generator
@@ -131,18 +130,6 @@ class _WithNetworks(AgentContract):
 ONLINE = {"learning_starts": 8, "update_to_data": 0.25}
 
 
-@pytest.mark.slow
-class TestPPO(_WithNetworks):
-    case = "PPO"
-    options: ClassVar[dict[str, Any]] = {"update_epochs": 2, "minibatches": 2, "normalize_observation": True}
-
-
-@pytest.mark.slow
-class TestDQN(_WithNetworks):
-    case = "DQN"
-    options: ClassVar[dict[str, Any]] = ONLINE | {"epsilon": 0.3}
-
-
 class TestPQN(_WithNetworks):
     case = "PQN"
     options: ClassVar[dict[str, Any]] = {"update_epochs": 2, "minibatches": 2, "epsilon": 0.3}
@@ -151,18 +138,6 @@ class TestPQN(_WithNetworks):
 @pytest.mark.slow
 class TestSAC(_WithNetworks):
     case = "SAC"
-    options: ClassVar[dict[str, Any]] = ONLINE
-
-
-@pytest.mark.slow
-class TestTD3(_WithNetworks):
-    case = "TD3"
-    options: ClassVar[dict[str, Any]] = ONLINE
-
-
-@pytest.mark.slow
-class TestDiscreteSAC(_WithNetworks):
-    case = "DiscreteSAC"
     options: ClassVar[dict[str, Any]] = ONLINE
 
 
@@ -469,26 +444,6 @@ def attention(seed: int = 0) -> tuple[Any, Any]:
     environment = rein.make(EXAMPLE["FindOutlier"], num_envs=16, seed=0)
     options = {"learning_rate": 3e-3, "rollout_steps": 4, "minibatches": 2}
     return rein.PPO(environment, network=EXAMPLE["SetNetwork"], seed=seed, **options), environment
-
-
-@pytest.mark.slow
-def test_attention_resumes_exactly(tmp_path: Path) -> None:
-    agent, environment = attention()
-    rein.training_loop(agent, environment, seed=0, epochs=4, iterations=8).run()
-    first, environment = attention()
-    store = rein.HDF5Store(tmp_path / "run")
-    loop = rein.training_loop(first, environment, store, seed=0, epochs=2, iterations=8)
-    checkpoint(loop, store)
-    loop.run()
-    store.close()
-    again, environment = attention()
-    store = rein.HDF5Store(tmp_path / "run", exist="resume")
-    loop = rein.training_loop(again, environment, store, seed=0, epochs=4, iterations=8)
-    checkpoint(loop, store)
-    rein.resume(loop)
-    loop.run()
-    store.close()
-    assert first_difference(copy_state(agent.state_dict()), copy_state(again.state_dict())) is None
 
 
 def test_loading_needs_the_factory_again(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 import pytest
 import torch
 from gymnasium import spaces
@@ -11,10 +9,8 @@ from gymnasium import spaces
 import rein
 from rein.agents.base.action_noise import OrnsteinUhlenbeck
 from rein.agents.ddpg import DDPG
-from rein.envs.probes import Corridor, Reach
-from rein.envs.wrappers.observations import observation_history
+from rein.envs.probes import Reach
 from rein.ops.random import generator
-from rein.testing import AgentContract
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
 SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 8}
@@ -22,44 +18,6 @@ SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 
 
 def fitted(environment, **options) -> DDPG:
     return DDPG(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-class TestDDPG(AgentContract):
-    steps, num_envs = 40, 4
-    options: ClassVar[dict[str, Any]] = {"update_to_data": 0.25}
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, **self.options)
-
-    def environment(self, num_envs, seed):
-        return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
-
-
-@pytest.mark.slow
-class TestObservationHistory(TestDDPG):
-    """Updates after episodes, with priorities, from a history of observations."""
-
-    num_envs, steps = 1, 40
-    options: ClassVar[dict[str, Any]] = {"prioritized": True, "actor_frequency": 2}
-
-    def environment(self, num_envs, seed):
-        return observation_history(super().environment(num_envs, seed), 3)
-
-
-PROBE = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64, "learning_starts": 128, "tau": 0.05}
-PROBE |= {"update_to_data": 1 / 16, "capacity": 20_000}
-
-
-@pytest.mark.default_cases("corridor")
-@pytest.mark.parametrize(
-    "make", [lambda n, seed: Corridor(n, continuous=True, seed=seed), Reach], ids=["corridor", "reach"]
-)
-def test_solves_probe(make):
-    environment = make(16, seed=0)
-    agent = fitted(environment, seed=0, **PROBE)
-    rein.train(agent, environment, epochs=1, iterations=800)
-    reached = rein.evaluate(agent.policy(), make(64, seed=1), 128).mean_return
-    assert reached >= environment.optimal_return - 0.15
 
 
 def test_single_critic_and_target_without_noise():

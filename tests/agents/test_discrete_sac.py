@@ -6,29 +6,16 @@ import math
 
 import pytest
 import torch
-from gymnasium import spaces
 
 import rein
 from rein.agents.base.learner import Batch
-from rein.agents.discrete_sac import DiscreteSAC, actor_loss, critic_loss
+from rein.agents.discrete_sac import DiscreteSAC, critic_loss
 from rein.envs.gridworld import Gridworld
-from rein.envs.probes import Bandit, Corridor
-from rein.networks.off_policy import ActionValues, DiscreteActor, Layers
+from rein.envs.probes import Bandit
+from rein.networks.off_policy import ActionValues, Layers
 from rein.ops.random import generator
-from rein.testing import AgentContract
 
 SMALL = {"hidden": (16,), "batch_size": 16, "learning_starts": 20, "capacity": 200, "update_to_data": 0.25}
-
-
-class TestContract(AgentContract):
-    steps, num_envs = 24, 4
-
-    def make(self, seed):
-        environment = self.environment(1, 0)
-        return DiscreteSAC(environment.single_observation_space, environment.single_action_space, seed=seed, **SMALL)
-
-    def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
 
 
 def rows(features: int = 3, actions: int = 4, size: int = 5) -> Batch:
@@ -48,39 +35,6 @@ def test_critic_loss_matches_hand_computation() -> None:
     assert not torch.equal(value[0], value[1])
 
 
-def test_actor_loss_matches_hand_computation() -> None:
-    batch, critics = rows(), ActionValues(2, 3, 4, Layers((8,), "relu", generator(0, "critics")))
-    actor = DiscreteActor(3, spaces.Discrete(4), Layers((8,), "relu", generator(0, "actor")))
-    alpha = torch.tensor(0.3)
-    loss, metrics = actor_loss(actor, batch, (critics, alpha))
-    probability = actor(batch.features).log_probs.detach().exp().double()
-    least = critics(batch.features).detach().amin(0).double()
-    by_hand = [sum(p * (0.3 * p.log() - q) for p, q in zip(probability[b], least[b], strict=True)) for b in range(5)]
-    assert float(loss.detach()) == pytest.approx(float(sum(by_hand)) / 5, rel=1e-5)
-    entropy = -(probability * probability.log()).sum(1)
-    torch.testing.assert_close(-metrics["log_prob"].double(), entropy)
-
-
-@pytest.mark.default_cases("Corridor")
-@pytest.mark.parametrize("probe", [Bandit, Corridor])
-def test_solves_probe(probe) -> None:
-    environment = probe(num_envs=8, seed=0)
-    agent = DiscreteSAC(
-        environment.single_observation_space,
-        environment.single_action_space,
-        hidden=(32,),
-        learning_rate=3e-3,
-        batch_size=64,
-        learning_starts=200,
-        update_to_data=0.25,
-        target_entropy=0.05,
-        seed=0,
-    )
-    rein.train(agent, environment, env_steps=3_200, seed=0)
-    played = rein.evaluate(agent.policy(), probe(num_envs=50, seed=1), episodes=50)
-    assert played.mean_return >= 0.95 * environment.optimal_return
-
-
 def test_temperature_decreases_above_the_target_entropy() -> None:
     environment = Bandit(num_envs=8, seed=0)
     spaces_of = environment.single_observation_space, environment.single_action_space
@@ -97,8 +51,3 @@ def test_default_target_entropy_is_half_the_maximum() -> None:
     environment = Gridworld(num_envs=1, seed=0)
     agent = DiscreteSAC(environment.single_observation_space, environment.single_action_space)
     assert agent._target_entropy == pytest.approx(0.5 * math.log(4))
-
-
-def test_continuous_actions_are_rejected() -> None:
-    with pytest.raises(ValueError, match="Discrete"):
-        DiscreteSAC(spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (2,)))

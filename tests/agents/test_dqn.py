@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
-import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.base.action_noise import Plateau
 from rein.agents.dqn import DQN
-from rein.envs.gridworld import Gridworld
-from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward
-from rein.ops.random import generator
-from rein.schedules import linear
-from rein.testing import AgentContract
-from rein.testing.stateful import copy_state, first_difference
+from rein.envs.probes import Corridor
+from tests.agents.steps import practice
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
 SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 8}
@@ -25,104 +17,6 @@ SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 
 
 def fitted(environment, **options) -> DQN:
     return DQN(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-class TestDQN(AgentContract):
-    steps, num_envs = 40, 4
-    options: ClassVar[dict[str, Any]] = {"update_to_data": 0.25, "epsilon": linear(0.5, 0.1, env_steps=100)}
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, **self.options)
-
-    def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-
-@pytest.mark.slow
-class TestRainbow(TestDQN):
-    """The replay is full after 25 steps, and targets are copies of the network."""
-
-    options: ClassVar[dict[str, Any]] = {
-        "dueling": True,
-        "layer_norm": True,
-        "n_step": 3,
-        "prioritized": True,
-        "tau": 1.0,
-        "target_frequency": 5,
-        "capacity": 102,
-        "update_to_data": 0.25,
-        "epsilon": Plateau(0.5),
-    }
-
-
-@pytest.mark.slow
-class TestSingleEnvironment(TestDQN):
-    """Boltzmann exploration, no double Q-learning, updates after episodes."""
-
-    num_envs = 1
-    options: ClassVar[dict[str, Any]] = {
-        "temperature": 0.5,
-        "double": False,
-        "huber": None,
-        "normalize_observation": True,
-    }
-
-
-PROBE = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64, "learning_starts": 128, "tau": 0.05}
-PROBE |= {"update_to_data": 1 / 16, "capacity": 20_000, "epsilon": linear(1.0, 0.05, env_steps=2_000)}
-PROBES = {
-    "bandit": (Bandit, 200, {}),
-    "corridor": (Corridor, 300, {}),
-    "corridor, most of Rainbow": (Corridor, 300, {"n_step": 3, "prioritized": True, "dueling": True}),
-    "corridor, copies as targets": (Corridor, 300, {"tau": 1.0, "target_frequency": 10, "layer_norm": True}),
-    "corridor, Boltzmann": (Corridor, 300, {"temperature": 0.1}),
-    "fork, with rewards after the time limit": (Fork, 400, {"huber": None}),
-}
-
-
-def trained_on(make, steps, options):
-    environment = make(16, seed=0)
-    agent = fitted(environment, seed=0, **{**PROBE, **options})
-    rein.train(agent, environment, epochs=1, iterations=steps)
-    return agent, environment
-
-
-@pytest.mark.default_cases("bandit", "corridor", "fork, with rewards after the time limit")
-@pytest.mark.parametrize("name", PROBES)
-def test_solves_probe(name):
-    make, steps, options = PROBES[name]
-    agent, environment = trained_on(make, steps, options)
-    reached = rein.evaluate(agent.policy(), make(64, seed=1), 128).mean_return
-    assert reached >= environment.optimal_return - 0.05
-
-
-@pytest.mark.default_cases("ConstantReward-observation0-1", "DelayedReward-observation2-3")
-@pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize(
-    ("make", "observation"),
-    [(ConstantReward, [[0.0]]), (ObservedReward, [[-1.0], [1.0]]), (DelayedReward, [[0.0], [1.0]])],
-)
-def test_learns_state_values(make, observation, n_step):
-    agent, environment = trained_on(make, 150, {"n_step": n_step, "epsilon": 1.0, "learning_rate": 3e-2})
-    x = torch.tensor(observation)
-    expected = environment.optimal_value(x, PROBE["gamma"])
-    online = agent.networks.online
-    torch.testing.assert_close(online(online.preprocess(x)), expected.unsqueeze(1).expand(-1, 2), atol=0.05, rtol=0)
-
-
-@pytest.mark.parametrize("double", [False, True])
-def test_target_matches_definition(double):
-    environment = Corridor(4, seed=0)
-    agent = fitted(environment, seed=0, double=double, gamma=0.8)
-    rein.train(agent, environment, epochs=1, iterations=30)
-    networks, sample = agent.networks, agent.replay.sample(50, generator(0, "test"), gamma=0.8)
-    sample = sample._replace(terminated=torch.arange(50) % 3 == 0)
-    networks.target.head.bias.data = torch.tensor([0.5, -0.5])  # so that both networks prefer different actions
-    online, target = networks.online(sample.next_observation), networks.target(sample.next_observation)
-    assert (online.argmax(1) != target.argmax(1)).any()
-    value = torch.stack([row[best] for row, best in zip(target, (online if double else target).argmax(1), strict=True)])
-    expected = sample.reward + torch.where(sample.terminated, 0.0, 0.8 * value)
-    torch.testing.assert_close(agent._target(sample, sample.next_observation), expected)
 
 
 def test_n_step_targets_use_the_discount_of_each_row():
@@ -140,55 +34,7 @@ def test_n_step_targets_use_the_discount_of_each_row():
 def test_action_space_start_is_respected(start):
     """The agent learns the rewarded action and not its neighbour."""
     agent = DQN(BOX, spaces.Discrete(3, start=start), seed=0, **{**SMALL, "learning_rate": 1e-2, "epsilon": 1.0})
-    x, no = torch.zeros(16, 2), torch.zeros(16, dtype=torch.bool)
-    for _ in range(20):
-        action, extras = agent.select_action(x)
-        assert set(action.tolist()) <= {start, start + 1, start + 2}
-        reward = (action == start + 1).float()
-        agent.record_observation(rein.Transition(x, action, reward, ~no, no, x, ~no, extras))
-        agent.optimize_model()
+    x = torch.zeros(16, 2)
+    practice(agent, x, lambda action: (action == start + 1).float(), 20)
+    assert {*agent.select_action(x)[0].tolist()} <= {start, start + 1, start + 2}
     assert agent.policy().select_action(x[:1])[0].tolist() == [start + 1]
-
-
-def test_epsilon_is_the_probability_of_random_actions():
-    environment = Bandit(4, seed=0)
-    for epsilon, expected in ((0.0, 0.0), (0.4, 0.2), (1.0, 0.5)):
-        agent = fitted(environment, seed=0, epsilon=epsilon, learning_starts=0)
-        x = torch.rand(4000, 2, generator=generator(0, "rows"))
-        for actor in (agent, agent.policy(deterministic=False)):
-            other = actor.select_action(x)[0] != agent.policy().select_action(x)[0]
-            assert float(other.double().mean()) == pytest.approx(expected, abs=0.03)
-
-
-@pytest.mark.slow
-def test_cnn_learns_from_images():
-    space = spaces.Box(0, 255, (36, 36, 1), np.uint8)
-    agent = DQN(space, spaces.Discrete(2), seed=0, **{**SMALL, "learning_rate": 1e-3, "epsilon": 0.5, "gamma": 0.5})
-    assert agent.replay.storage == "memory"
-    bright = torch.arange(16) % 2 == 0
-    image = torch.where(bright.view(-1, 1, 1, 1), 200, 20).expand(16, 36, 36, 1).to(torch.uint8)
-    no = torch.zeros(16, dtype=torch.bool)
-    initial = copy_state(dict(agent.networks.online.encoder.state_dict()))
-    for _ in range(12):
-        action, extras = agent.select_action(image)
-        reward = (action == bright.long()).float()
-        agent.record_observation(rein.Transition(image, action, reward, ~no, no, image, ~no, extras))
-        agent.optimize_model()
-    assert agent.replay.columns["observation"].dtype is torch.uint8
-    assert agent.policy().select_action(image)[0].tolist() == bright.long().tolist()
-    assert first_difference(initial, dict(agent.networks.online.encoder.state_dict())) is not None
-
-
-INVALID = [{"epsilon": 1.5}, {"epsilon": -0.1}, {"temperature": -1.0}, {"huber": 0.0}, {"huber": -1.0}]
-
-
-@pytest.mark.parametrize("options", [*INVALID, {"epsilon": linear(1.0, -0.1, updates=5)}], ids=str)
-def test_invalid_options_are_rejected(options):
-    (name,) = options
-    with pytest.raises(ValueError, match=rf"DQN.*{name}"):
-        DQN(BOX, spaces.Discrete(2), **options)
-
-
-def test_continuous_actions_are_rejected():
-    with pytest.raises(ValueError, match="requires Discrete actions"):
-        DQN(BOX, BOX)

@@ -8,19 +8,15 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.bc import BC
-from rein.agents.discrete_sac import DiscreteSAC
-from rein.agents.dqn import DQN
-from rein.agents.ppo import PPO
-from rein.agents.sac import SAC
+from tests.agents.steps import practice
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
 SPACE = spaces.Dict({"camera": spaces.Box(0, 255, (36, 36, 1), np.uint8), "position": BOX})
 ON_POLICY = {"rollout_steps": 8, "update_epochs": 2, "minibatches": 2, "hidden": (64,), "learning_rate": 2e-3}
 OFF_POLICY = {"batch_size": 32, "learning_starts": 32, "hidden": (32,), "learning_rate": 1e-3, "gamma": 0.5}
 AGENTS = {  # agent and number of training steps
-    "PPO": (lambda: PPO(SPACE, spaces.Discrete(2), seed=0, **ON_POLICY), 8 * 32),
-    "DQN": (lambda: DQN(SPACE, spaces.Discrete(2), seed=0, epsilon=0.5, **OFF_POLICY), 16),
+    "PPO": (lambda: rein.PPO(SPACE, spaces.Discrete(2), seed=0, **ON_POLICY), 8 * 32),
+    "DQN": (lambda: rein.DQN(SPACE, spaces.Discrete(2), seed=0, epsilon=0.5, **OFF_POLICY), 16),
 }
 
 
@@ -34,17 +30,13 @@ def test_learns_from_images_and_vectors(name: str) -> None:
     target = (bright | right).long()
     camera = torch.where(bright.view(-1, 1, 1, 1), 200, 20).expand(16, 36, 36, 1).to(torch.uint8)
     position = torch.where(right, 0.5, -0.5).unsqueeze(1).expand(16, 2)
-    observation, no = {"camera": camera, "position": position}, torch.zeros(16, dtype=torch.bool)
-    for _ in range(steps):
-        action, extras = agent.select_action(observation)
-        reward = (action == target).float()
-        agent.record_observation(rein.Transition(observation, action, reward, ~no, no, observation, ~no, extras))
-        agent.optimize_model()
+    observation = {"camera": camera, "position": position}
+    practice(agent, observation, lambda action: (action == target).float(), steps)
     assert agent.policy().select_action(observation)[0].tolist() == target.tolist()
 
 
-@pytest.mark.parametrize("agent", [SAC, DiscreteSAC, BC], ids=lambda agent: agent.__name__)
+@pytest.mark.parametrize("agent", [rein.SAC, rein.DiscreteSAC, rein.BC], ids=lambda agent: agent.__name__)
 def test_vector_only_agents_reject_images(agent: type) -> None:
-    action_space = spaces.Discrete(2) if agent is DiscreteSAC else BOX
+    action_space = spaces.Discrete(2) if agent is rein.DiscreteSAC else BOX
     with pytest.raises(ValueError, match=r"images"):
         agent(SPACE, action_space)

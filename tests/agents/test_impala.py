@@ -15,40 +15,16 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein
-from rein.agents.a2c import A2C
-from rein.agents.impala import IMPALA
-from rein.agents.ppo import PPO
 from rein.envs import SimulatedEnvironment
-from rein.envs.base.rendering import GREEN, WHITE, YELLOW, Frame, board
-from rein.envs.gridworld import Gridworld
-from rein.envs.probes import Bandit, Corridor, DelayedReward, Reach
+from rein.envs.probes import Reach
 from rein.ops.random import generator
 from rein.ops.returns import vtrace
-from rein.testing import AgentContract
 
 SMALL: dict[str, Any] = {"rollout_steps": 8, "hidden": (16,), "learning_rate": 1e-2, "gamma": 0.9}
 
 
-def fitted(environment: Any, kind: Any = IMPALA, **options: Any) -> Any:
+def fitted(environment: Any, kind: Any = rein.IMPALA, **options: Any) -> Any:
     return kind(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-class TestDiscrete(AgentContract):
-    """Saved after 7 steps of a rollout of 8."""
-
-    steps, num_envs = 40, 4
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, update_epochs=2, minibatches=2)
-
-    def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-
-@pytest.mark.slow
-class TestContinuous(TestDiscrete):
-    def environment(self, num_envs, seed):
-        return Reach(num_envs=num_envs, seed=seed, dimensions=2)
 
 
 class Trap(SimulatedEnvironment):
@@ -73,9 +49,6 @@ class Trap(SimulatedEnvironment):
         behind_N, one_N = state_SN[0] == 1.0, action == 1
         reward_N = torch.where(behind_N, one_N.float(), torch.where(one_N, 0.0, self.prize))
         return torch.ones_like(state_SN), reward_N, behind_N | ~one_N
-
-    def draw(self, state: list[float]) -> Frame:
-        return board([[YELLOW, WHITE, GREEN]], (0, 1.0 + state[0]))
 
 
 OFF_POLICY = {"rollout_steps": 16, "learning_rate": 2e-2, "entropy_coefficient": 0.02}
@@ -117,42 +90,7 @@ def test_data_without_log_prob_is_treated_as_on_policy() -> None:
     assert value_N[1].item() == pytest.approx(0.5, abs=0.1)  # value of the behaviour policy
 
 
-@pytest.mark.slow
-def test_learns_from_a_policy_several_updates_old() -> None:
-    environment = Trap(32, seed=0)
-    agent, actor = (fitted(environment, seed=0, **OFF_POLICY) for _ in range(2))
-    observation = environment.reset()
-    for step in range(16 * 60):
-        if step % (16 * 6) == 0:
-            actor.networks.load_state_dict(agent.networks.state_dict())
-        action, extras = actor.select_action(observation)
-        now = environment.apply_action(action)
-        ends = now.reward, now.terminated, now.truncated, now.final_observation, now.valid
-        agent.record_observation(rein.Transition(observation, action, *ends, {"log_prob": extras["log_prob"]}))
-        agent.optimize_model()
-        observation = now.observation
-    assert agent.updates == 60
-    assert reached(agent, Trap(64, seed=1)) == 1.0
-
-
-def test_behaviour_policy_can_change_every_step() -> None:
-    """The agent and another policy act in turn within one rollout, with continuous actions."""
-    environment = Reach(8, seed=0)
-    agent, observation = fitted(environment, seed=0), environment.reset()
-    for step in range(8):
-        action, extras = agent.select_action(observation)
-        if step % 2:
-            action, extras = torch.full_like(action, 0.5), {"log_prob": torch.full((8,), math.log(0.5))}
-            agent = reloaded(agent, environment)  # a copy that did not select the action
-        now = environment.apply_action(action)
-        ends = now.reward, now.terminated, now.truncated, now.final_observation, now.valid
-        agent.record_observation(rein.Transition(observation, action, *ends, extras))
-        observation = now.observation
-    assert all(torch.isfinite(value) for name, value in agent.optimize_model().items())
-    assert agent.updates == 1
-
-
-@pytest.mark.parametrize("kind", [IMPALA, PPO])
+@pytest.mark.parametrize("kind", [rein.IMPALA, rein.PPO])
 @pytest.mark.parametrize("space", [spaces.Discrete(3, start=5), spaces.Box(-1.0, 2.0, (2,), np.float32)], ids=str)
 @pytest.mark.parametrize("more", [{"log_prob": torch.full((4,), -1.25)}, {"mine": torch.zeros(4)}], ids=list)
 @pytest.mark.parametrize("how", ["merged", "copied", "in_place"])
@@ -179,14 +117,7 @@ def test_extras_of_a_replaced_action_are_dropped(kind, space, more, how) -> None
     assert torch.allclose(kept["log_prob"][0], expected, atol=1e-5)
 
 
-def reloaded(agent: Any, environment: Any) -> Any:
-    other = fitted(environment, seed=0)
-    other.select_action(environment.reset())
-    other.load_state_dict(agent.state_dict())
-    return other
-
-
-class RecordingIMPALA(IMPALA):
+class RecordingIMPALA(rein.IMPALA):
     """Records the targets and advantages of each pass, and V-trace computed with the same networks."""
 
     found: list[tuple[Tensor, Tensor]]
@@ -214,7 +145,7 @@ class RecordingIMPALA(IMPALA):
 
 
 def test_every_pass_recomputes_vtrace_with_current_networks() -> None:
-    environment = Gridworld(8, seed=0, max_episode_steps=9)
+    environment = rein.envs.Gridworld(8, seed=0, max_episode_steps=9)
     bounds = {"vtrace_lambda": 0.9, "rho_clip": 1.5, "c_clip": 1.2}
     agent = fitted(environment, RecordingIMPALA, seed=0, update_epochs=3, **bounds)
     agent.found = []
@@ -225,10 +156,12 @@ def test_every_pass_recomputes_vtrace_with_current_networks() -> None:
     assert not torch.allclose(agent.found[0][0], agent.found[2][0])
 
 
-@pytest.mark.parametrize("make", [lambda: Gridworld(8, seed=0, max_episode_steps=9), lambda: Reach(8, seed=0)])
+@pytest.mark.parametrize(
+    "make", [lambda: rein.envs.Gridworld(8, seed=0, max_episode_steps=9), lambda: Reach(8, seed=0)]
+)
 def test_first_update_on_policy_equals_a2c(make: Any) -> None:
     agents = []
-    for kind, options in ((IMPALA, {}), (A2C, {"gae_lambda": 1.0})):
+    for kind, options in ((rein.IMPALA, {}), (rein.A2C, {"gae_lambda": 1.0})):
         environment = make()
         agent = fitted(environment, kind, seed=0, entropy_coefficient=0.01, **options)
         initial = [p.detach().clone() for p in agent.networks.parameters()]
@@ -238,56 +171,3 @@ def test_first_update_on_policy_equals_a2c(make: Any) -> None:
         agents.append(agent)
     for one, other in zip(*(agent.networks.parameters() for agent in agents), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
-
-
-def test_rewards_shaped_by_a_handler_are_learned() -> None:
-    """The agent learns the arm that the handler rewards, not the arm that the environment rewards."""
-    environment = Bandit(32, contextual=False, seed=0)
-    agent = fitted(environment, seed=0)
-    loop = rein.training_loop(agent, environment, epochs=30, iterations=8)
-
-    @loop.action_applied
-    def pay_for_the_first_arm(state: Any) -> None:
-        transition = state.step_state.transition
-        shaped = transition._replace(reward=(transition.action == 0).float())
-        state.step_state = state.step_state._replace(transition=shaped)
-
-    loop.run()
-    assert reached(agent, Bandit(32, contextual=False, seed=1)) == 0.0
-    assert agent.networks.value(torch.zeros(1, 2)).item() == pytest.approx(1.0, abs=0.15)
-
-
-PROBES: dict[str, Any] = {
-    "bandit": (Bandit, 40, {}),
-    "corridor": (Corridor, 60, {}),
-    "reach": (Reach, 80, {"log_std": -0.7}),
-}
-
-
-@pytest.mark.default_cases("corridor")
-@pytest.mark.parametrize("name", PROBES)
-def test_solves_probe(name: str) -> None:
-    make, rounds, options = PROBES[name]
-    environment = make(32, seed=0)
-    agent = fitted(environment, seed=0, rollout_steps=4, hidden=(32,), **options)
-    rein.train(agent, environment, epochs=rounds, iterations=16)
-    assert reached(agent, make(64, seed=1)) >= environment.optimal_return - (0.5 if name == "reach" else 0.0)
-
-
-def test_learns_state_values() -> None:
-    environment = DelayedReward(32, seed=0)
-    agent = fitted(environment, seed=0, rollout_steps=4)
-    rein.train(agent, environment, epochs=40, iterations=16)
-    x = torch.tensor([[0.0], [1.0]])
-    torch.testing.assert_close(agent.networks.value(x), environment.optimal_value(x, 0.9), atol=0.05, rtol=0)
-
-
-@pytest.mark.parametrize("name", ["update_epochs", "minibatches", "rollout_steps"])
-def test_zero_counts_are_rejected(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"IMPALA\({name}=0\): give 1 or more"):
-        fitted(Bandit(1, seed=0), **{name: 0})
-
-
-def test_unknown_option_is_rejected() -> None:
-    with pytest.raises(TypeError, match="IMPALA: there is no option gae_lambda"):
-        fitted(Bandit(1, seed=0), gae_lambda=0.9)

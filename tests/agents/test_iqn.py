@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -12,12 +11,9 @@ from torch import Tensor
 
 import rein
 from rein.agents.iqn import IQN
-from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor, Fork
-from rein.envs.wrappers.observations import FrameStack
 from rein.networks.q_networks import even_levels
 from rein.schedules import linear
-from rein.testing import AgentContract
 from rein.types import Transition
 
 SMALL = {
@@ -35,38 +31,6 @@ SMALL = {
 
 def fitted(environment: Any, **options: Any) -> IQN:
     return IQN(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-class TestAgent(AgentContract):
-    options: ClassVar[dict[str, Any]] = {}
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, **self.options)
-
-    def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-
-@pytest.mark.slow
-class TestAllOptions(TestAgent):
-    options: ClassVar[dict[str, Any]] = {
-        "double": True,
-        "drawn_levels": False,
-        "risk": 0.5,
-        "temperature": linear(1.0, 0.1, env_steps=100),
-        "n_step": 3,
-        "prioritized": True,
-        "normalize_observation": True,
-        "huber": 0.1,
-    }
-
-
-@pytest.mark.slow
-class TestWithFrames(TestAgent):
-    options: ClassVar[dict[str, Any]] = {"frame_stack": 3, "prioritized": True}
-
-    def environment(self, num_envs, seed):
-        return FrameStack(Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9, observation="vector"), 3)
 
 
 @pytest.mark.default_cases("Fork")
@@ -198,20 +162,3 @@ def test_row_errors_are_means_over_all_pairs():
     for b in range(16):
         quantile_Q = quantile_BQA[b, :, batch.action[b]].detach()
         assert torch.allclose(error_B[b], (batch.target[b][:, None] - quantile_Q).abs().mean(), atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["quantiles", "target_quantiles", "action_quantiles", "cosines"])
-def test_zero_counts_are_rejected(name):
-    with pytest.raises(ValueError, match=name):
-        one_state(2, **{name: 0})
-
-
-@pytest.mark.parametrize("risk", [0.0, -1.0, 1.5, float("nan")])
-def test_risk_out_of_range_is_rejected(risk):
-    with pytest.raises(ValueError, match="risk"):
-        one_state(2, risk=risk)
-
-
-def test_continuous_actions_are_rejected():
-    with pytest.raises(ValueError, match="Discrete"):
-        IQN(spaces.Box(0.0, 1.0, (1,)), spaces.Box(-1.0, 1.0, (1,), np.float32))

@@ -111,32 +111,6 @@ class TestMultiAgent(AgentContract):
         return {name: super(TestMultiAgent, self).learned(part) for name, part in agent.agents.items()}
 
 
-def test_agents_of_groups_get_the_original_spaces_and_their_rows() -> None:
-    env = tag()
-    agent = multi_agent(env)
-    seen: dict[str, Any] = {}
-    for name, part in agent.agents.items():
-
-        def record(transition: Any, name: str = name, inner: Any = part.record_observation) -> None:
-            seen[name] = transition
-            inner(transition)
-
-        part.record_observation = record
-    loop = rein.training_loop(agent, env, seed=0, iterations=1)
-    kept: list[Any] = []
-    loop.observation_recorded(lambda state: kept.append(state.step_state.transition))
-    loop.run()
-    (transition,) = kept
-    for name, group in env.groups.items():
-        part, size = seen[name], group.observation_space.shape[0]
-        assert torch.equal(part.reward, transition.reward[group.rows])
-        assert torch.equal(part.action, transition.action[group.rows])
-        assert torch.equal(part.observation, transition.observation["observation"][group.rows, :size])
-        assert torch.equal(part.extras["log_prob"], transition.extras["log_prob"][group.rows])
-    assert agent.env_steps == 9
-    assert agent.agents["prey"].env_steps == 3
-
-
 def test_group_learns_as_an_agent_that_trains_alone_on_its_rows() -> None:
     env = tag()
     agent = multi_agent(env, seed=None)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -15,80 +13,15 @@ from rein.agents.base.learner import Batch
 from rein.agents.pqn import PQN, squared_error
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward
-from rein.ops.returns import discounted_returns
-from rein.ops.values import td_target
 from rein.schedules import linear
-from rein.testing import AgentContract, StatefulContract
-from rein.testing.stateful import copy_state, first_difference
+from rein.testing.stateful import first_difference
+from tests.agents.steps import practice
 
 SMALL = {"rollout_steps": 8, "update_epochs": 2, "minibatches": 2, "hidden": (16,), "epsilon": 0.3}
 
 
 def fitted(environment, **options) -> PQN:
     return PQN(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-class TestAgent(AgentContract):
-    options: ClassVar[dict[str, Any]] = {}
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, **self.options)
-
-    def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-
-@pytest.mark.slow
-class TestAllOptions(TestAgent):
-    options: ClassVar[dict[str, Any]] = {
-        "dueling": True,
-        "layer_norm": False,
-        "normalize_observation": True,
-        "normalize_reward": True,
-        "epsilon": linear(1.0, 0.1, env_steps=100),
-        "learning_rate": linear(1e-3, 0.0, env_steps=10_000),
-        "max_grad_norm": None,
-    }
-
-
-class TestState(StatefulContract):
-    """Saved in the second rollout, after 7 of 8 steps."""
-
-    steps_before = 15
-    options: ClassVar[dict[str, Any]] = {"normalize_observation": True, "normalize_reward": True}
-
-    def make(self):
-        environment = Gridworld(num_envs=4, seed=0, max_episode_steps=9)
-        return _Run(environment, fitted(environment, seed=1, **self.options))
-
-    def step(self, part):
-        return part.step()
-
-
-@pytest.mark.slow
-class TestStateWithRAdam(TestState):
-    options: ClassVar[dict[str, Any]] = {"optimizer": torch.optim.RAdam}
-
-
-class _Run:
-    """Agent and environment, stepped together."""
-
-    def __init__(self, environment, agent):
-        self.parts = {"agent": agent, "environment": environment}
-        self.state = rein.State(step_state=rein.StepState(environment.reset()))
-
-    def step(self):
-        self.state.step_state = rein.batch_step(self.state, **self.parts)
-        return {"action": self.state.step_state.action, "metrics": self.state.step_state.metrics}
-
-    def state_dict(self):
-        parts = {name: part.state_dict() for name, part in self.parts.items()}
-        return {**parts, "observation": self.state.step_state.observation}
-
-    def load_state_dict(self, state):
-        for name, part in self.parts.items():
-            part.load_state_dict(state[name])
-        self.state.step_state = rein.StepState(state["observation"].clone())
 
 
 PROBES = {
@@ -143,35 +76,6 @@ def a_batch(q_lambda, normalize=False):
     agent.optimize_model = optimize
     assert agent.rollout["terminated"].any() and agent.rollout["truncated"].any()
     return agent, agent.batch(agent.rollout), agent.rollout
-
-
-def next_values(agent, rollout):
-    """Return the values of the true next observations, computed separately."""
-    with torch.no_grad():
-        return agent.networks(agent.networks.preprocess(rollout.flat("next_observation"))).amax(1).view(16, 6)
-
-
-def test_lambda_0_gives_one_step_targets():
-    agent, batch, rollout = a_batch(0.0)
-    expected = td_target(rollout["reward"], rollout["terminated"], next_values(agent, rollout), 0.9)
-    torch.testing.assert_close(batch.target, expected.flatten())
-
-
-def test_lambda_1_gives_discounted_returns():
-    agent, batch, rollout = a_batch(1.0)
-    ends = rollout["terminated"], rollout["truncated"]
-    expected = discounted_returns(rollout["reward"], *ends, next_values(agent, rollout), gamma=0.9)
-    torch.testing.assert_close(batch.target, expected.flatten())
-
-
-def test_exploratory_actions_do_not_cut_the_trace():
-    agent, batch, rollout = a_batch(1.0)
-    greedy = agent.policy().select_action(rollout.flat("observation"))[0]
-    explored = (greedy != batch.action).view(16, 6)
-    continued = explored[1:] & ~(rollout["terminated"] | rollout["truncated"])[:-1]
-    step, n = (int(x[0]) for x in continued.nonzero(as_tuple=True))
-    target_TN = batch.target.view(16, 6)
-    torch.testing.assert_close(target_TN[step, n], rollout["reward"][step, n] + 0.9 * target_TN[step + 1, n])
 
 
 def test_reset_outside_a_step_cuts_the_trace():
@@ -233,23 +137,6 @@ def learned(seed=0, steps=48, **options) -> PQN:
     return agent
 
 
-def assert_nearly_equal(one: PQN, other: PQN):
-    for mine, theirs in zip(one.networks.parameters(), other.networks.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=2e-5)
-
-
-@pytest.mark.parametrize("micro_batch", [1, 5, 16])
-def test_micro_batches_change_rounding_only(micro_batch):
-    whole, parts = learned(), learned(micro_batch=micro_batch)
-    assert whole.updates == parts.updates == 6 * 2 * 2
-    assert_nearly_equal(whole, parts)
-
-
-def test_threads_do_not_change_results():
-    one, two = learned(micro_batch=5), learned(micro_batch=5, threads=2)
-    assert first_difference(dict(one.networks.state_dict()), dict(two.networks.state_dict())) is None
-
-
 def test_epsilon_schedule_ends_at_its_horizon():
     """With epsilon 0 at the horizon, actions equal those of the greedy policy."""
     epsilon = linear(1.0, 0.0, env_steps=8 * 40)
@@ -258,34 +145,6 @@ def test_epsilon_schedule_ends_at_its_horizon():
         agent = learned(steps=steps, epsilon=epsilon)
         action, expected = agent.select_action(observation)[0], agent.policy().select_action(observation)[0]
         assert torch.equal(action, expected) == greedy
-
-
-def test_exploring_policy_explores_like_the_agent():
-    agent = learned(epsilon=0.5)
-    observation = Gridworld(num_envs=4096, seed=3).reset()
-    greedy = agent.policy().select_action(observation)[0]
-    for actor in (agent, agent.policy(deterministic=False)):
-        differ = (actor.select_action(observation)[0] != greedy).float().mean()
-        assert float(differ) == pytest.approx(0.5 * 3 / 4, abs=0.05)  # one of four actions is greedy
-
-
-def test_learning_rate_schedule_ends_at_its_horizon():
-    agent = learned(learning_rate=linear(1e-3, 0.0, env_steps=8 * 40), steps=40)
-    assert agent.learners["networks"].optimizer.param_groups[0]["lr"] == 0.0
-
-
-def test_guard_can_skip_all_updates():
-    calls = []
-
-    def guard(metrics, gradients):
-        calls.append(sorted(metrics))
-        return False
-
-    untouched, agent = learned(steps=1), learned(guard=guard)
-    assert first_difference(dict(untouched.networks.state_dict()), dict(agent.networks.state_dict())) is None
-    assert len(calls) == 24
-    assert all("grad_norm" in metrics for metrics in calls)
-    assert {"grad_norm", "value_loss", "action_value"} <= set(calls[-1])  # metrics of the last pass
 
 
 def test_bfloat16_changes_rounding_only():
@@ -365,79 +224,7 @@ def test_extra_select_action_does_not_change_recorded_values():
 def test_action_space_start_is_respected():
     space = spaces.Discrete(3, start=5)
     agent = PQN(spaces.Box(-1.0, 1.0, (2,)), space, seed=0, **{**SMALL, "learning_rate": 3e-2})
-    observation, flags = torch.ones(32, 2), torch.zeros(32, dtype=torch.bool)
-    for _ in range(8 * 25):
-        action, extras = agent.select_action(observation)
-        assert all(space.contains(row.numpy()) for row in action[:2])
-        transition = (observation, action, (action == 6).float(), ~flags, flags, observation, ~flags, extras)
-        agent.record_observation(rein.Transition(*transition))
-        agent.optimize_model()
+    observation = torch.ones(32, 2)
+    practice(agent, observation, lambda action: (action == 6).float(), 8 * 25)
+    assert {*agent.select_action(observation)[0].tolist()} <= {5, 6, 7}
     assert agent.policy().select_action(observation[:1])[0].tolist() == [6]
-
-
-def test_images_are_recorded_as_bytes():
-    space = spaces.Box(0, 255, (4, 36, 36), np.uint8)
-    agent = PQN(space, spaces.Discrete(2), seed=0, **{**SMALL, "update_epochs": 1, "hidden": ()})
-    observation = torch.zeros(2, 4, 36, 36, dtype=torch.uint8)
-    flags = torch.zeros(2, dtype=torch.bool)
-    metrics = {}
-    for _ in range(8):
-        action, extras = agent.select_action(observation)
-        transition = (observation, action, action.float(), ~flags, flags, observation, ~flags, extras)
-        agent.record_observation(rein.Transition(*transition))
-        metrics = agent.optimize_model()
-    assert agent.rollout["observation"].dtype is torch.uint8
-    assert agent.updates == 2 and float(metrics["value_loss"]) > 0.0
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"update_epochs": 0}, r"PQN\(update_epochs=0\): give 1 or more"),
-        ({"rollout_steps": 0}, r"PQN\(rollout_steps=0\)"),
-        ({"minibatches": 0}, r"PQN\(minibatches=0\)"),
-        ({"q_lambda": 1.5}, r"PQN\(q_lambda=1.5\): give a number from 0 to 1"),
-        ({"gamma": -0.1}, r"PQN\(gamma=-0.1\)"),
-        ({"epsilon": linear(2.0, 0.0, env_steps=10)}, r"PQN\(epsilon=.*\): give a number from 0 to 1"),
-        ({"precision": "float8"}, "bfloat16"),
-    ],
-)
-def test_invalid_options_are_rejected(options, text):
-    with pytest.raises(ValueError, match=text):
-        PQN(spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2), **options)
-
-
-def test_continuous_actions_are_rejected():
-    with pytest.raises(ValueError, match="requires Discrete actions"):
-        PQN(spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (1,)))
-
-
-def test_config_contains_the_options():
-    optimizer = functools.partial(torch.optim.RAdam, weight_decay=0.1)
-    config = fitted(Gridworld(2, seed=0), seed=4, q_lambda=0.5, optimizer=optimizer).config
-    expected = {**SMALL, "hidden": [16], "q_lambda": 0.5, "seed": 4, "layer_norm": True}
-    assert {name: config[name] for name in expected} == expected
-    assert config["optimizer"]["type"] == "torch.optim.radam.RAdam" and config["optimizer"]["weight_decay"] == 0.1
-
-
-def test_handler_can_replace_action_and_extras():
-    environment = Gridworld(num_envs=4, seed=0)
-    agent = fitted(environment, seed=0)
-    loop = rein.training_loop(agent, environment, seed=0)
-
-    @loop.action_selected
-    def replace(state):
-        action = torch.zeros_like(state.step_state.action)
-        state.step_state = state.step_state._replace(action=action, extras={})
-
-    assert loop.run(epochs=1, iterations=16).status == "completed"
-    assert agent.updates > 0
-
-
-def test_rejected_state_changes_nothing():
-    environment = Gridworld(num_envs=4, seed=0)
-    plain, scaled = fitted(environment, seed=0), fitted(environment, seed=1, normalize_reward=True)
-    before = copy_state(plain.state_dict())
-    with pytest.raises(ValueError, match="reward_normalizer"):
-        plain.load_state_dict(scaled.state_dict())
-    assert first_difference(before, plain.state_dict()) is None

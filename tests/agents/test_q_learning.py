@@ -20,15 +20,6 @@ from rein.testing import AgentContract
 from rein.types import TimeStep, Transition
 
 
-class TestQLearning(AgentContract):
-    def make(self, seed: int | None) -> QLearning:
-        space = spaces.MultiDiscrete([5, 5, 5, 5])
-        return QLearning(space, spaces.Discrete(4), epsilon=linear(0.5, 0.1, env_steps=200), seed=seed)
-
-    def environment(self, num_envs: int, seed: int) -> Gridworld:
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-
 class TestQLearningWithStart(AgentContract):
     """Spaces with a start other than 0."""
 
@@ -115,21 +106,6 @@ def run(learner: QLearning, environment: Corridor | Gridworld, steps: int) -> No
         learner.record_observation(Transition(observation, action, *ends, time_step.valid, extras))
         learner.optimize_model()
         observation = time_step.observation
-
-
-def test_terminated_transition_does_not_bootstrap() -> None:
-    learner = agent(learning_rate=1.0, gamma=0.5)
-    learner.table[3] = 100.0
-    learn(learner, observation=[0], action=[1], reward=[2.0], next_observation=[3], terminated=True)
-    assert learner.q_values(torch.tensor([0]))[0, 1] == 2.0
-
-
-@pytest.mark.parametrize("truncated", [False, True])
-def test_other_transitions_bootstrap_from_the_best_next_action(truncated: bool) -> None:
-    learner = agent(learning_rate=1.0, gamma=0.5)
-    learner.table[3] = torch.tensor([-7.0, 100.0])
-    learn(learner, observation=[0], action=[1], reward=[2.0], next_observation=[3], truncated=truncated)
-    assert learner.q_values(torch.tensor([0]))[0, 1] == 52.0
 
 
 def test_batched_update_matches_a_reference() -> None:
@@ -264,51 +240,12 @@ def test_resumed_run_with_assigned_rates_matches_uninterrupted_run(tmp_path: Pat
     assert torch.equal(again.parts["agent"].table, uninterrupted.parts["agent"].table)
 
 
-def test_exploring_policy_has_a_separate_stream_and_uses_epsilon() -> None:
-    learner, observation = agent(epsilon=1.0), torch.zeros(500, dtype=torch.int64)
-    exploring = [learner.policy(deterministic=False).select_action(observation)[0] for _ in range(2)]
-    assert torch.equal(*exploring)
-    assert exploring[0].unique().tolist() == [0, 1]
-    assert not torch.equal(exploring[0], learner.select_action(observation)[0])
-    assert len(learner.policy().select_action(observation)[0].unique()) == 1
-
-
 def test_solves_corridor_with_optimal_values() -> None:
     learner = agent(6, 2, learning_rate=0.5, gamma=0.9, epsilon=0.5)
     run(learner, Corridor(16, seed=0), steps=300)
     value_S = learner.table.amax(dim=1)[:5]
     assert torch.allclose(value_S, 0.9 ** torch.tensor([4.0, 3.0, 2.0, 1.0, 0.0]), atol=1e-3)
     assert learner.policy().select_action(torch.arange(5))[0].tolist() == [1] * 5
-
-
-def test_bandit_means_are_estimated() -> None:
-    mean_A = torch.tensor([0.1, 0.9, 0.5])
-    learner, noise = agent(1, 3, learning_rate=0.01, epsilon=0.3), generator(0, "environment")
-    here = torch.zeros(32, dtype=torch.int64)
-    yes = torch.ones(32, dtype=torch.bool)
-    for _ in range(1000):
-        action, extras = learner.select_action(here)
-        reward = mean_A[action] + 0.1 * torch.randn(32, generator=noise)
-        learner.record_observation(Transition(here, action, reward, yes, ~yes, here, yes, extras))
-        learner.optimize_model()
-    assert torch.allclose(learner.table[0], mean_A, atol=0.05)
-
-
-@pytest.mark.parametrize(("num_envs", "steps"), [(1, 3000), (64, 300)])
-def test_finds_shortest_paths_in_gridworld(num_envs: int, steps: int) -> None:
-    environment = Gridworld(num_envs=num_envs, possible_targets=[(2, 4)], seed=0, max_episode_steps=20)
-    learner = QLearning(
-        environment.single_observation_space, environment.single_action_space, learning_rate=0.5, epsilon=0.3, seed=0
-    )
-    run(learner, environment, steps)
-    for x in range(5):
-        position, moves = environment.encode(x=x, y=0, target=(2, 4)), 0
-        while position[0, :2].tolist() != [2, 4] and moves < 20:
-            action = learner.policy().select_action(position)[0]
-            position[:, :2] += torch.tensor([(0, 1), (0, -1), (1, 0), (-1, 0)])[action]
-            position.clamp_(0, 4)
-            moves += 1
-        assert moves == 4 + abs(2 - x)
 
 
 @pytest.mark.parametrize(
@@ -325,21 +262,6 @@ def test_unsupported_spaces_are_rejected(
         QLearning(observation_space, action_space)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"learning_rate": -0.1}, {"learning_rate": 1.1}, {"gamma": 1.5}, {"epsilon": -0.1}, {"gamma": float("nan")}],
-)
-def test_options_out_of_range_are_rejected(options: dict[str, float]) -> None:
-    ((name, value),) = options.items()
-    with pytest.raises(ValueError, match=rf"QLearning\({name}={value}\): give "):
-        agent(**options)
-
-
-def test_schedule_out_of_range_is_rejected() -> None:
-    with pytest.raises(ValueError, match=r"QLearning\(epsilon=.*\): give a number from 0 to 1"):
-        agent(epsilon=linear(1.0, -0.5, env_steps=10))
-
-
 def test_wrong_observation_shape_is_rejected() -> None:
     learner = QLearning(spaces.MultiDiscrete([5, 5]), spaces.Discrete(4), seed=0)
     with pytest.raises(ValueError, match=r"expected observations of shape \(N, 2\), got \(3, 1\)"):
@@ -354,24 +276,6 @@ def test_state_of_other_spaces_is_rejected_without_changes() -> None:
     with pytest.raises(ValueError, match=r"table has shape \(5, 2\) in the state, but \(4, 2\) here; .* same spaces"):
         learner.load_state_dict(agent(states=5).state_dict())
     assert torch.equal(before, learner.table)
-
-
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_loaded_policy_continues_the_random_stream(deterministic):
-    agent = QLearning(spaces.Discrete(9), spaces.Discrete(4), epsilon=0.5, seed=0)
-    policy, loaded = agent.policy(deterministic), agent.policy(deterministic)
-    observation = torch.arange(9)
-    for _ in range(3):
-        policy.select_action(observation)
-    loaded.load_state_dict(policy.state_dict())
-    for _ in range(20):
-        assert torch.equal(policy.select_action(observation)[0], loaded.select_action(observation)[0])
-
-
-def test_greedy_policy_rejects_state_of_exploring_policy():
-    agent = QLearning(spaces.Discrete(9), spaces.Discrete(4), seed=0)
-    with pytest.raises(ValueError, match="generator"):
-        agent.policy(True).load_state_dict(agent.policy(False).state_dict())
 
 
 @pytest.mark.parametrize("space", [spaces.MultiDiscrete([1000] * 20), spaces.Discrete(2**60)], ids=str)

@@ -6,24 +6,18 @@ Shapes: T steps of a rollout, N environments, C features of a carry.
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import rein
-from rein.agents.a2c import A2C
-from rein.agents.impala import IMPALA
-from rein.agents.ppo import PPO
-from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Memory, Reach
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.random import generator
 from rein.replay.rollout import Rollout
-from rein.schedules import linear
-from rein.testing import AgentContract
-from rein.testing.stateful import copy_state, first_difference
+from tests.agents.steps import drive
 
 CORES = {kind.__name__: functools.partial(kind, features=6) for kind in (LSTM, GRU, MinimalGRU)}
 CORES["two layers"] = functools.partial(MinimalGRU, features=6, layers=2)
@@ -31,76 +25,7 @@ SMALL: dict[str, Any] = {"rollout_steps": 8, "hidden": (8,)}
 N = 6
 
 
-class _Recurrent(AgentContract):
-    """Episodes of 4 environments end at different times. Saved after 7 of 8 steps, during most episodes."""
-
-    num_envs, steps = 4, 32
-    kind: Any = PPO
-    options: ClassVar[dict[str, Any]]
-
-    def make(self, seed):
-        environment = self.environment(1, 0)
-        spaces = environment.single_observation_space, environment.single_action_space
-        return self.kind(*spaces, seed=seed, **{**SMALL, **self.options})
-
-    def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-    def _acts(self, policy):
-        policy.reset()  # clear the carry of earlier calls
-        return super()._acts(policy)
-
-
-@pytest.mark.slow
-class TestLSTM(_Recurrent):
-    options: ClassVar[dict[str, Any]] = {
-        "core": CORES["LSTM"],
-        "update_epochs": 2,
-        "minibatches": 2,
-        "normalize_reward": True,
-    }
-
-
-@pytest.mark.slow
-class TestGRU(_Recurrent):
-    options: ClassVar[dict[str, Any]] = {
-        "core": CORES["GRU"],
-        "update_epochs": 2,
-        "minibatches": 2,
-        "normalize_observation": True,
-    }
-
-
-class TestMinimalGRU(_Recurrent):
-    options: ClassVar[dict[str, Any]] = {
-        "core": CORES["MinimalGRU"],
-        "update_epochs": 2,
-        "minibatches": 1,
-        "shared": True,
-    }
-
-
-@pytest.mark.slow
-class TestTwoLayers(_Recurrent):
-    options: ClassVar[dict[str, Any]] = {"core": CORES["two layers"], "update_epochs": 2, "minibatches": 2}
-
-
-@pytest.mark.slow
-class TestRecurrentA2C(_Recurrent):
-    kind = A2C
-    options: ClassVar[dict[str, Any]] = {
-        "core": CORES["MinimalGRU"],
-        "learning_rate": linear(1e-3, 0.0, env_steps=1000),
-    }
-
-
-@pytest.mark.slow
-class TestRecurrentIMPALA(_Recurrent):
-    kind = IMPALA
-    options: ClassVar[dict[str, Any]] = {"core": CORES["LSTM"], "update_epochs": 2, "minibatches": 2}
-
-
-class RecordingPPO(PPO):
+class RecordingPPO(rein.PPO):
     """Records pairs of actual and expected tensors for every rollout."""
 
     def update(self, rollout: Rollout) -> dict[str, Tensor]:
@@ -147,30 +72,6 @@ def recording_agent(environment: Any, **options: Any) -> RecordingPPO:
     return agent
 
 
-def drive(agent: Any, steps: int, seed: int = 0) -> None:
-    """Run an agent on random transitions: terminated, truncated, both, invalid rows, and resets outside a step."""
-    stream = generator(seed, "stream")
-    flat = agent.observation_space.shape[0]
-
-    def some(share: float) -> Tensor:
-        return torch.rand(N, generator=stream) < share
-
-    observation = torch.rand(N, flat, generator=stream)
-    for t in range(steps):
-        action, extras = agent.select_action(observation)
-        valid_N = ~some(0.1)
-        terminated_N, truncated_N = some(0.1) & valid_N, some(0.15) & valid_N
-        after, reward_N = torch.rand(N, flat, generator=stream), torch.rand(N, generator=stream)
-        row = (observation, action, reward_N, terminated_N, truncated_N, after, valid_N, extras)
-        agent.record_observation(rein.Transition(*row))
-        agent.optimize_model()
-        observation = torch.where((terminated_N | truncated_N)[:, None], torch.rand(N, flat, generator=stream), after)
-        if t % 5 == 3:
-            mask_N = some(0.3)
-            observation = torch.where(mask_N[:, None], torch.rand(N, flat, generator=stream), observation)
-            agent.observe_reset(observation, mask_N)
-
-
 @pytest.mark.default_cases(every=3)
 @pytest.mark.parametrize("options", [{}, {"normalize_observation": True, "shared": True}])
 @pytest.mark.parametrize("make", [Memory, Reach])
@@ -196,27 +97,13 @@ def test_carry_is_reset_at_episode_starts() -> None:
 
 def test_recorded_outputs_match_in_episodic_epochs() -> None:
     """Rows after an episode end are invalid, and the last step of the epoch truncates open episodes."""
-    environment = Gridworld(8, seed=0, max_episode_steps=9)
+    environment = rein.envs.Gridworld(8, seed=0, max_episode_steps=9)
     agent = recording_agent(environment, core=CORES["LSTM"])
     rein.train(agent, environment, epochs=8, iterations=7, episodic=True)
     assert len(agent.recorded) >= 4
     for recorded in agent.recorded:
         for name in ("log_prob", "value", "next_value"):
             torch.testing.assert_close(*recorded[name], atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("core", CORES)
-def test_first_update_of_a_rollout_has_ratio_1(core: str) -> None:
-    calls = []
-
-    def guard(metrics, gradients):
-        calls.append({name: float(metrics[name]) for name in ("ratio", "approx_kl")})
-        return True
-
-    drive(recording_agent(Memory(1, seed=0), core=CORES[core], guard=guard, minibatches=1, target_kl=1e9), 4 * 8)
-    for first in calls[::2]:
-        assert first == pytest.approx({"ratio": 1.0, "approx_kl": 0.0}, abs=1e-5)
-    assert any(second["approx_kl"] > 1e-6 for second in calls[1::2])
 
 
 @pytest.mark.parametrize("core", CORES)
@@ -238,54 +125,6 @@ def test_reset_clears_the_carry(core: str) -> None:
         recorded.append(agent.select_action(torch.zeros_like(observation))[1]["value"])
     same = recorded[0] == recorded[1]
     assert same.tolist() == [True, True, True, False]
-
-
-def run(**options: Any) -> Any:
-    """Return the networks of an agent after three rollouts with invalid rows."""
-    agent = recording_agent(
-        Memory(1, seed=0), **{"core": CORES["LSTM"], "minibatches": 1, "learning_rate": 1e-3, **options}
-    )
-    drive(agent, 3 * 8)
-    return agent.networks
-
-
-@pytest.mark.default_cases(every=5)
-@pytest.mark.parametrize("core", CORES)
-@pytest.mark.parametrize("micro_batch", [1, 16, 40])
-def test_micro_batches_of_sequences_change_rounding_only(core: str, micro_batch: int) -> None:
-    whole, parts = run(core=CORES[core]), run(core=CORES[core], micro_batch=micro_batch)
-    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-
-
-def test_threads_do_not_change_results() -> None:
-    alone, *together = (dict(run(micro_batch=16, threads=threads).state_dict()) for threads in (1, 2, 3))
-    assert all(first_difference(alone, other) is None for other in together)
-
-
-@pytest.mark.parametrize("core", CORES)
-def test_bfloat16_changes_rounding_only(core: str) -> None:
-    exact, rough = run(core=CORES[core]), run(core=CORES[core], precision="bfloat16")
-    for one, other in zip(exact.parameters(), rough.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0.05, atol=3e-3)
-
-
-def test_evaluation_does_not_change_training() -> None:
-    states = []
-    for evaluates in (False, True):
-        environment = Memory(8, seed=0)
-        agent = recording_agent(environment, core=CORES["LSTM"], normalize_observation=True, normalize_reward=True)
-        loop = rein.training_loop(agent, environment, epochs=4, iterations=7)
-        if evaluates:
-
-            @loop.iteration_completed(every=5)
-            def look(state: Any, agent: Any = agent) -> None:
-                for deterministic in (True, False):
-                    rein.evaluate(agent.policy(deterministic), Memory(3, seed=1), 3)
-
-        loop.run()
-        states.append(copy_state(agent.state_dict()))
-    assert first_difference(*states) is None
 
 
 def test_policy_has_a_separate_carry_per_environment() -> None:
@@ -326,14 +165,14 @@ def recalled(kind: Any, core: Any, rounds: int, **options: Any) -> float:
 @pytest.mark.default_cases("MinimalGRU")
 @pytest.mark.parametrize("kind", [LSTM, MinimalGRU])
 def test_ppo_with_core_solves_memory_task(kind: Any) -> None:
-    assert recalled(PPO, functools.partial(kind, features=16), 20, update_epochs=4, minibatches=2) >= 0.95
+    assert recalled(rein.PPO, functools.partial(kind, features=16), 20, update_epochs=4, minibatches=2) >= 0.95
 
 
 def test_ppo_without_core_stays_at_chance() -> None:
-    assert abs(recalled(PPO, None, 20, update_epochs=4, minibatches=2) - 0.5) < 0.15
+    assert abs(recalled(rein.PPO, None, 20, update_epochs=4, minibatches=2) - 0.5) < 0.15
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [A2C, IMPALA])
+@pytest.mark.parametrize("kind", [rein.A2C, rein.IMPALA])
 def test_a2c_and_impala_solve_memory_task(kind: Any) -> None:
     assert recalled(kind, functools.partial(MinimalGRU, features=16), 60, learning_rate=2e-2) >= 0.95

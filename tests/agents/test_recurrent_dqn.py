@@ -6,7 +6,7 @@ Shapes: T learned steps, P burn-in steps, B sequences, N environments, C feature
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -14,18 +14,14 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein
-from rein.agents.base.action_noise import Plateau
-from rein.agents.dqn import DQN
-from rein.agents.recurrent_dqn import RecurrentDQN
-from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Memory
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.random import generator
 from rein.ops.trees import leaves
 from rein.replay.sequences import Clips
 from rein.schedules import linear
-from rein.testing import AgentContract
-from rein.testing.stateful import copy_state, first_difference
+from rein.testing.stateful import first_difference
+from tests.agents.steps import drive
 
 CORES = {kind.__name__: functools.partial(kind, features=6) for kind in (LSTM, GRU, MinimalGRU)}
 CORES["two layers"] = functools.partial(MinimalGRU, features=6, layers=2)
@@ -43,78 +39,12 @@ SMALL: dict[str, Any] = {
 N = 6
 
 
-def fitted(environment: Any, **options: Any) -> RecurrentDQN:
+def fitted(environment: Any, **options: Any) -> rein.RecurrentDQN:
     spaces = environment.single_observation_space, environment.single_action_space
-    return RecurrentDQN(*spaces, **{**SMALL, **options})
+    return rein.RecurrentDQN(*spaces, **{**SMALL, **options})
 
 
-@pytest.mark.slow
-class TestLSTM(AgentContract):
-    """Saved after 7 steps of 4 environments whose episodes end at different times."""
-
-    num_envs, steps = 4, 32
-    options: ClassVar[dict[str, Any]] = {}
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, **self.options)
-
-    def environment(self, num_envs, seed):
-        return Gridworld(num_envs=num_envs, seed=seed, max_episode_steps=9)
-
-    def _acts(self, policy):
-        policy.reset()  # clear the carry of earlier calls
-        return super()._acts(policy)
-
-
-@pytest.mark.slow
-class TestGRU(TestLSTM):
-    options: ClassVar[dict[str, Any]] = {"core": CORES["GRU"], "dueling": True, "normalize_observation": True}
-
-
-class TestMinimalGRU(TestLSTM):
-    options: ClassVar[dict[str, Any]] = {
-        "core": CORES["MinimalGRU"],
-        "double": False,
-        "huber": None,
-        "epsilon": Plateau(0.5, window=4),
-        "learning_rate": linear(1e-3, 0.0, env_steps=1000),
-        "capacity": 40,  # old transitions are overwritten
-        "burn_in": 0,
-    }
-
-
-@pytest.mark.slow
-class TestTwoLayers(TestLSTM):
-    options: ClassVar[dict[str, Any]] = {"core": functools.partial(LSTM, features=6, layers=2)}
-
-
-def drive(agent: Any, steps: int, seed: int = 0) -> None:
-    """Run an agent on random transitions: terminated, truncated, invalid rows with NaN, and resets outside a step."""
-    stream = generator(seed, "stream")
-    flat = agent.observation_space.shape[0]
-
-    def some(share: float) -> Tensor:
-        return torch.rand(N, generator=stream) < share
-
-    observation = torch.rand(N, flat, generator=stream)
-    for t in range(steps):
-        action, extras = agent.select_action(observation)
-        valid_N = ~some(0.05)
-        terminated_N, truncated_N = some(0.08) & valid_N, some(0.08) & valid_N
-        after, reward_N = torch.rand(N, flat, generator=stream), torch.rand(N, generator=stream)
-        reward_N = torch.where(valid_N, reward_N, torch.nan)
-        row = (observation, action, reward_N, terminated_N, truncated_N, after, valid_N, extras)
-        agent.record_observation(rein.Transition(*row))
-        agent.optimize_model()
-        over_N = terminated_N | truncated_N | ~valid_N
-        observation = torch.where(over_N[:, None], torch.rand(N, flat, generator=stream), after)
-        if t % 5 == 3:
-            mask_N = some(0.3)
-            observation = torch.where(mask_N[:, None], torch.rand(N, flat, generator=stream), observation)
-            agent.observe_reset(observation, mask_N)
-
-
-def untrained(**options: Any) -> RecurrentDQN:
+def untrained(**options: Any) -> rein.RecurrentDQN:
     """Return an agent that has acted without learning, so that recorded carries fit its networks."""
     agent = fitted(Memory(1, seed=0), seed=0, train_frequency=10_000, **options)
     with torch.no_grad():  # make the target network differ
@@ -124,7 +54,7 @@ def untrained(**options: Any) -> RecurrentDQN:
     return agent
 
 
-def step_through(network: Any, agent: RecurrentDQN, clips: Clips, b: int) -> tuple[list[Tensor], list[int]]:
+def step_through(network: Any, agent: rein.RecurrentDQN, clips: Clips, b: int) -> tuple[list[Tensor], list[int]]:
     """Return the values of the valid steps of clip b and of the last next observation, computed step by step."""
     steps = clips.valid[:, b].nonzero().flatten().tolist()
     carry, values = clips.begin["carry"][b : b + 1], []
@@ -303,72 +233,8 @@ def test_micro_batches_of_sequences_change_rounding_only(micro_batch: int) -> No
         torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
 
 
-def test_target_network_changes_only_by_copying() -> None:
-    agent = fitted(Memory(1, seed=0), seed=0, tau=1.0, target_frequency=3)
-    drive(agent, 3)
-    before = copy_state(dict(agent.networks.target.named_parameters()))
-    agent.updates = 0
-    agent.learn(2)
-    assert first_difference(before, dict(agent.networks.target.named_parameters())) is None
-    agent.learn(1)
-    target, online = (dict(part.named_parameters()) for part in (agent.networks.target, agent.networks.online))
-    assert first_difference(before, target) is not None
-    assert all(torch.equal(target[name], online[name]) for name in target)
-
-
-def test_evaluation_does_not_change_training() -> None:
-    states = []
-    for evaluates in (False, True):
-        environment = Memory(8, seed=0)
-        agent = fitted(environment, seed=0, normalize_observation=True)
-        loop = rein.training_loop(agent, environment, epochs=4, iterations=7)
-        if evaluates:
-
-            @loop.iteration_completed(every=5)
-            def look(state: Any, agent: Any = agent) -> None:
-                for deterministic in (True, False):
-                    rein.evaluate(agent.policy(deterministic), Memory(3, seed=1), 3)
-
-        loop.run()
-        states.append(copy_state(agent.state_dict()))
-    assert first_difference(*states) is None
-
-
-def test_policy_has_a_separate_carry_per_environment() -> None:
-    agent = fitted(Memory(1, seed=0), seed=0)
-    policy, other = agent.policy(), agent.policy()
-    x = torch.rand(4, 3, generator=generator(0, "rows"))
-    policy.select_action(x)
-    policy.reset(torch.tensor([True, False, False, True]))
-    kept = policy.state_dict()["carry"]
-    assert [bool(row.any()) for row in kept] == [False, True, True, False]
-    assert other.state_dict()["carry"] is None
-    other.load_state_dict(policy.state_dict())
-    policy.select_action(x)
-    assert torch.equal(other.state_dict()["carry"], kept)
-    policy.reset()
-    assert policy.state_dict()["carry"] is None
-
-
-def test_policy_rejects_state_of_the_other_kind() -> None:
-    agent = fitted(Memory(1, seed=0), seed=0)
-    greedy, exploring = agent.policy(True), agent.policy(False)
-    for one, other in ((greedy, exploring), (exploring, greedy)):
-        with pytest.raises(ValueError, match="the generator in the state"):
-            one.load_state_dict(other.state_dict())
-
-
-def test_exploring_policy_explores_like_the_agent() -> None:
-    agent = fitted(Memory(1, 4, seed=0), seed=0, epsilon=0.5, learning_starts=0)
-    x = torch.rand(4096, 5, generator=generator(0, "rows"))
-    greedy = agent.policy().select_action(x)[0]
-    for actor in (agent, agent.policy(deterministic=False)):
-        differ = (actor.select_action(x)[0] != greedy).float().mean()
-        assert float(differ) == pytest.approx(0.5 * 3 / 4, abs=0.05)  # one of four actions is greedy
-
-
 def test_action_space_start_is_respected() -> None:
-    agent = RecurrentDQN(spaces.Box(0.0, 1.0, (3,)), spaces.Discrete(2, start=5), **SMALL, seed=0)
+    agent = rein.RecurrentDQN(spaces.Box(0.0, 1.0, (3,)), spaces.Discrete(2, start=5), **SMALL, seed=0)
     drive(agent, 10)
     assert set(agent.replay.columns["action"].flatten().tolist()) == {5, 6}
     assert set(agent.batch(agent.sample()[0]).action.flatten().tolist()) == {0, 1}
@@ -376,7 +242,7 @@ def test_action_space_start_is_respected() -> None:
 
 
 def test_learns_from_images() -> None:
-    agent = RecurrentDQN(spaces.Box(0, 255, (3, 36, 36), "uint8"), spaces.Discrete(2), **SMALL, seed=0)
+    agent = rein.RecurrentDQN(spaces.Box(0, 255, (3, 36, 36), "uint8"), spaces.Discrete(2), **SMALL, seed=0)
     drawn, no = generator(0, "images"), torch.zeros(2, dtype=torch.bool)
     reported: dict[str, Tensor] = {}
     for _ in range(8):
@@ -384,28 +250,7 @@ def test_learns_from_images() -> None:
         action, _ = agent.select_action(image)
         agent.record_observation(rein.Transition(image, action, torch.ones(2), no, no, image, ~no, {}))
         reported = agent.optimize_model() or reported
-    assert set(reported) == set(RecurrentDQN.reports)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"sequence_length": 0}, "sequence_length=0"),
-        ({"burn_in": -1}, "burn_in=-1"),
-        ({"epsilon": 1.5}, "epsilon=1.5"),
-        ({"huber": 0.0}, "huber=0.0"),
-        ({"n_step": 3}, "n_step"),
-        ({"prioritized": True}, "prioritized"),
-    ],
-)
-def test_invalid_options_are_rejected(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        fitted(Memory(1, seed=0), **options)
-
-
-def test_continuous_actions_are_rejected() -> None:
-    with pytest.raises(ValueError, match="Discrete"):
-        fitted(Memory(1, continuous=True, seed=0))
+    assert set(reported) == set(rein.RecurrentDQN.reports)
 
 
 MEMORY: dict[str, Any] = {
@@ -435,8 +280,8 @@ def recalled(kind: Any, steps: int, **options: Any) -> float:
 @pytest.mark.parametrize("kind", [LSTM, MinimalGRU])
 def test_solves_memory_task(kind: Any, burn_in: int) -> None:
     core = functools.partial(kind, features=16)
-    assert recalled(RecurrentDQN, 200, core=core, sequence_length=4, burn_in=burn_in) >= 0.95
+    assert recalled(rein.RecurrentDQN, 200, core=core, sequence_length=4, burn_in=burn_in) >= 0.95
 
 
 def test_dqn_without_core_stays_at_chance() -> None:
-    assert abs(recalled(DQN, 200) - 0.25) < 0.1
+    assert abs(recalled(rein.DQN, 200) - 0.25) < 0.1

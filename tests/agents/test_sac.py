@@ -2,141 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
-import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 
-import rein
 from rein.accelerate.closed_form import temperature_gradient
 from rein.agents.base.actor_and_critics import Temperature, temperature_loss
 from rein.agents.base.learner import Batch
 from rein.agents.sac import SAC
-from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, ObservedReward, Reach
-from rein.envs.wrappers.observations import observation_history
 from rein.ops.random import generator
-from rein.testing import AgentContract
 from rein.types import Transition
 
 BOX, UNITS = spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-2.0, 5.0, (2,))
 SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 8}
-
-
-def fitted(environment, **options) -> SAC:
-    return SAC(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-class TestSAC(AgentContract):
-    steps, num_envs = 40, 4
-    options: ClassVar[dict[str, Any]] = {"update_to_data": 0.25}
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, **self.options)
-
-    def environment(self, num_envs, seed):
-        return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
-
-
-@pytest.mark.slow
-class TestSingleEnvironment(TestSAC):
-    num_envs = 1
-    options: ClassVar[dict[str, Any]] = {"n_step": 3, "prioritized": True}
-
-
-@pytest.mark.slow
-class TestLargeNetworks(TestSAC):
-    """Matrix products large enough that torch uses oneDNN on some machines."""
-
-    options: ClassVar[dict[str, Any]] = {"hidden": (160, 160), "batch_size": 256, "update_to_data": 0.1}
-
-
-@pytest.mark.slow
-class TestFixedTemperatureAndThreeCritics(TestSAC):
-    options: ClassVar[dict[str, Any]] = {"temperature": 0.1, "critics": 3, "actor_frequency": 2, "activation": "tanh"}
-
-
-@pytest.mark.slow
-class TestUpdatesAfterEpisodes(TestSAC):
-    """Updates after every second episode end. The replay is full after 25 steps."""
-
-    num_envs = 4
-    options: ClassVar[dict[str, Any]] = {
-        "update_to_data": 0.25,
-        "capacity": 102,
-        "normalize_observation": True,
-    }
-
-    def environment(self, num_envs, seed):
-        return Corridor(num_envs, length=3, continuous=True, seed=seed, max_episode_steps=8)
-
-
-@pytest.mark.slow
-class TestObservationHistoryAndScaledActions(TestSAC):
-    """A history of observations, and an action space other than [-1, 1]."""
-
-    steps = 25
-
-    def make(self, seed):
-        return SAC(self.environment(1, 0).single_observation_space, UNITS, seed=seed, **SMALL, update_to_data=0.25)
-
-    def environment(self, num_envs, seed):
-        return observation_history(super().environment(num_envs, seed), 3)
-
-
-PROBE = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64, "learning_starts": 128, "tau": 0.05}
-PROBE |= {"update_to_data": 1 / 16, "capacity": 20_000}
-PROBES = {
-    "bandit": (lambda n, seed: Bandit(n, continuous=True, seed=seed), 200, {"initial_temperature": 0.1}),
-    "corridor": (lambda n, seed: Corridor(n, continuous=True, seed=seed), 300, {"initial_temperature": 0.1}),
-    "corridor, three steps at once": (
-        lambda n, seed: Corridor(n, continuous=True, seed=seed),
-        300,
-        {"initial_temperature": 0.1, "n_step": 3, "prioritized": True},
-    ),
-    "reach": (Reach, 400, {"initial_temperature": 0.1}),
-}
-
-
-def trained_on(make, steps, options):
-    environment = make(16, seed=0)
-    agent = fitted(environment, seed=0, **{**PROBE, **options})
-    rein.train(agent, environment, epochs=1, iterations=steps)
-    return agent, environment
-
-
-@pytest.mark.default_cases("bandit", "corridor, three steps at once")
-@pytest.mark.parametrize("name", PROBES)
-def test_solves_probe(name):
-    make, steps, options = PROBES[name]
-    agent, environment = trained_on(make, steps, options)
-    reached = rein.evaluate(agent.policy(), make(64, seed=1), 128).mean_return
-    assert reached >= environment.optimal_return - 0.05
-
-
-@pytest.mark.default_cases("DelayedReward-observation2")
-@pytest.mark.parametrize(
-    ("make", "observation"),
-    [(ConstantReward, [[0.0]]), (ObservedReward, [[-1.0], [1.0]]), (DelayedReward, [[0.0], [1.0]])],
-)
-def test_learns_state_values(make, observation):
-    """A temperature near 0, so that the entropy does not contribute to values."""
-    options = {"temperature": 1e-4}
-    agent, environment = trained_on(lambda n, seed: make(n, continuous=True, seed=seed), 200, options)
-    x = torch.tensor(observation)
-    expected = environment.optimal_value(x, PROBE["gamma"])
-    networks = agent.networks
-    for action in (-0.5, 0.5):
-        value_KB = networks.critics(networks.preprocess(x), torch.full((len(x), 1), action))
-        torch.testing.assert_close(value_KB, expected.expand(2, -1), atol=0.06, rtol=0)
-
-
-def test_truncated_episode_bootstraps():
-    """An agent that treats truncation as termination prefers the immediate reward."""
-    agent, environment = trained_on(lambda n, seed: Fork(n, continuous=True, seed=seed), 400, {"temperature": 0.05})
-    reached = rein.evaluate(agent.policy(), Fork(64, continuous=True, seed=1), 64).mean_return
-    assert reached == pytest.approx(environment.optimal_return, abs=0.5)
 
 
 def trained(agent, steps, num_envs=4):
@@ -228,19 +106,3 @@ def test_exploring_policy_samples_like_the_agent():
     torch.testing.assert_close(acted.std(0), sampled.std(0), atol=0.1, rtol=0)
     middle = agent.policy().select_action(x[:1])[0]
     torch.testing.assert_close(acted.median(0).values, middle[0], atol=0.2, rtol=0)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"critics": 0}, {"actor_frequency": 0}, {"initial_temperature": 0.0}, {"temperature": 0.0}, {"temperature": -1.0}],
-    ids=str,
-)
-def test_invalid_options_are_rejected(options):
-    (name,) = options
-    with pytest.raises(ValueError, match=rf"SAC\({name}="):
-        SAC(BOX, BOX, **options)
-
-
-def test_images_are_rejected():
-    with pytest.raises(ValueError, match="learns from vectors"):
-        SAC(spaces.Box(0, 255, (84, 84, 3), np.uint8), BOX)

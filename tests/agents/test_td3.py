@@ -2,85 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 import pytest
 import torch
 from gymnasium import spaces
 
-import rein
-from rein.agents.base.action_noise import GaussianNoise, OrnsteinUhlenbeck, Plateau
+from rein.agents.base.action_noise import GaussianNoise, OrnsteinUhlenbeck
 from rein.agents.ddpg import DDPG
 from rein.agents.td3 import TD3
-from rein.envs.probes import Bandit, DelayedReward, ObservedReward, Reach
 from rein.ops.random import generator
 from rein.schedules import linear
-from rein.testing import AgentContract
-from rein.testing.stateful import copy_state, first_difference
+from rein.testing.stateful import copy_state
 from rein.types import Transition
 
 BOX = spaces.Box(-1.0, 1.0, (2,))
 SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "learning_starts": 8}
-
-
-def fitted(environment, **options) -> TD3:
-    return TD3(environment.single_observation_space, environment.single_action_space, **{**SMALL, **options})
-
-
-class TestTD3(AgentContract):
-    steps, num_envs = 40, 4
-    options: ClassVar[dict[str, Any]] = {"update_to_data": 0.25}
-
-    def make(self, seed):
-        return fitted(self.environment(1, 0), seed=seed, **self.options)
-
-    def environment(self, num_envs, seed):
-        return Reach(num_envs=num_envs, seed=seed, dimensions=2, max_episode_steps=7)
-
-
-@pytest.mark.slow
-class TestSingleEnvironmentWithAdaptiveNoise(TestTD3):
-    num_envs = 1
-    options: ClassVar[dict[str, Any]] = {
-        "noise": OrnsteinUhlenbeck(sigma=Plateau(0.1, low=0.001, high=0.2)),
-        "n_step": 3,
-        "prioritized": True,
-        "actor_frequency": 1,
-    }
-
-
-PROBE = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64, "learning_starts": 128, "tau": 0.05}
-PROBE |= {"update_to_data": 1 / 16, "capacity": 20_000, "noise": GaussianNoise(0.3)}
-PROBES = {
-    "bandit": (lambda n, seed: Bandit(n, continuous=True, seed=seed), 300),
-    "reach": (Reach, 400),
-}
-
-
-def trained_on(make, steps):
-    environment = make(16, seed=0)
-    agent = fitted(environment, seed=0, **PROBE)
-    rein.train(agent, environment, epochs=1, iterations=steps)
-    return agent, environment
-
-
-@pytest.mark.default_cases("bandit")
-@pytest.mark.parametrize("name", PROBES)
-def test_solves_probe(name):
-    make, steps = PROBES[name]
-    agent, environment = trained_on(make, steps)
-    reached = rein.evaluate(agent.policy(), make(64, seed=1), 128).mean_return
-    assert reached >= environment.optimal_return - 0.05
-
-
-@pytest.mark.parametrize(("make", "observation"), [(ObservedReward, [[-1.0], [1.0]]), (DelayedReward, [[0.0], [1.0]])])
-def test_learns_state_values(make, observation):
-    agent, environment = trained_on(lambda n, seed: make(n, continuous=True, seed=seed), 200)
-    x = torch.tensor(observation)
-    expected = environment.optimal_value(x, PROBE["gamma"])
-    for action in (-0.5, 0.5):
-        value_KB = agent.networks.critics(agent.networks.preprocess(x), torch.full((len(x), 1), action))
-        torch.testing.assert_close(value_KB, expected.expand(2, -1), atol=0.08, rtol=0)
 
 
 def trained(agent, steps, num_envs=4):
@@ -168,28 +103,3 @@ def test_assigning_noise_after_building_is_rejected(kind, noise):
         agent.noise = noise
     assert agent.noise.amount() == agent.exploration() == 0.2
     assert trained(agent, 20).updates
-
-
-@pytest.mark.parametrize("critics", [1, 3])
-def test_critics_differ_from_each_other(critics):
-    agent = trained(TD3(BOX, BOX, critics=critics, seed=0, **SMALL), 30)
-    x, action = torch.rand(2, 50, 2, generator=generator(0, "rows"))
-    value_KB = agent.networks.critics(x, action)
-    assert len(value_KB) == critics
-    assert all((value_KB[k] - value_KB[k - 1]).abs().mean() > 1e-3 for k in range(1, critics))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"critics": 0}, {"actor_frequency": 0}, {"target_noise": -0.1}, {"target_noise_clip": -0.1}],
-    ids=str,
-)
-def test_invalid_options_are_rejected(options):
-    (name,) = options
-    with pytest.raises(ValueError, match=rf"TD3\({name}="):
-        TD3(BOX, BOX, **options)
-
-
-def test_seeds_give_different_networks():
-    one, other = (trained(TD3(BOX, BOX, seed=seed, **SMALL), 10) for seed in (0, 1))
-    assert first_difference(dict(one.networks.state_dict()), dict(other.networks.state_dict())) is not None

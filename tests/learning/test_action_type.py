@@ -9,20 +9,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.agents.a2c import A2C
-from rein.agents.awac import AWAC
+import rein
 from rein.agents.base.agent import cast_action
-from rein.agents.bc import BC
-from rein.agents.ddpg import DDPG
-from rein.agents.discrete_sac import DiscreteSAC
-from rein.agents.dqn import DQN
-from rein.agents.impala import IMPALA
-from rein.agents.iql import IQL
-from rein.agents.iqn import IQN
-from rein.agents.ppo import PPO
-from rein.agents.recurrent_dqn import RecurrentDQN
-from rein.agents.sac import SAC
-from rein.agents.td3 import TD3
 from rein.training.offline import extend
 from rein.types import Transition
 
@@ -54,19 +42,19 @@ def turns(agent: Any, action: torch.Tensor, steps: int = 4, **extras: torch.Tens
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 @pytest.mark.parametrize("options", [{}, {"squash": True}, {"squash": "ball"}, {"state_dependent_std": True}], ids=str)
-@pytest.mark.parametrize("kind", [PPO, A2C, IMPALA])
+@pytest.mark.parametrize("kind", [rein.PPO, rein.A2C, rein.IMPALA])
 def test_on_policy_agents_accept_any_float_dtype(kind, options, dtype):
     turns(kind(BOX, BOX, **ON_POLICY, **options), torch.full((N, 2), 0.5, dtype=dtype))
 
 
 @pytest.mark.parametrize("space", [spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3], start=[1, 1])], ids=str)
 @pytest.mark.parametrize("dtype", INTEGERS)
-@pytest.mark.parametrize("kind", [PPO, IMPALA])
+@pytest.mark.parametrize("kind", [rein.PPO, rein.IMPALA])
 def test_on_policy_agents_accept_any_integer_dtype(kind, space, dtype):
     turns(kind(BOX, space, **ON_POLICY), torch.ones(N, *space.shape, dtype=dtype))
 
 
-@pytest.mark.parametrize("kind", [PPO, A2C, IMPALA])
+@pytest.mark.parametrize("kind", [rein.PPO, rein.A2C, rein.IMPALA])
 def test_extras_of_any_float_dtype_are_cast(kind):
     extras = {"log_prob": torch.full((N,), -1.0, dtype=torch.float64), "mine": torch.zeros(N, dtype=torch.float64)}
     agent = kind(BOX, BOX, **ON_POLICY)
@@ -81,7 +69,7 @@ def test_extras_of_any_float_dtype_are_cast(kind):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-@pytest.mark.parametrize("kind", [SAC, TD3, DDPG, IQL, AWAC, BC])
+@pytest.mark.parametrize("kind", [rein.SAC, rein.TD3, rein.DDPG, rein.IQL, rein.AWAC, rein.BC])
 def test_replay_agents_accept_any_float_dtype(kind, dtype):
     turns(kind(BOX, BOX, **REPLAY), torch.full((N, 2), 0.5, dtype=dtype))
 
@@ -89,14 +77,14 @@ def test_replay_agents_accept_any_float_dtype(kind, dtype):
 @pytest.mark.default_cases(every=7)
 @pytest.mark.parametrize("start", [0, 1])
 @pytest.mark.parametrize("dtype", INTEGERS)
-@pytest.mark.parametrize("kind", [DQN, IQN, RecurrentDQN, DiscreteSAC, BC])
+@pytest.mark.parametrize("kind", [rein.DQN, rein.IQN, rein.RecurrentDQN, rein.DiscreteSAC, rein.BC])
 def test_replay_agents_accept_any_integer_dtype(kind, dtype, start):
     turns(kind(BOX, spaces.Discrete(3, start=start), **REPLAY), torch.ones(N, dtype=dtype))
 
 
 @pytest.mark.parametrize("start", [0, 1])
 @pytest.mark.parametrize("dtype", INTEGERS)
-@pytest.mark.parametrize("kind", [DQN, IQN])
+@pytest.mark.parametrize("kind", [rein.DQN, rein.IQN])
 def test_replay_data_with_narrow_integers_is_learned(kind, dtype, start):
     agent = kind(BOX, spaces.Discrete(3, start=start), **REPLAY)
     extend(agent.replay, rows(torch.ones(32, dtype=dtype)))

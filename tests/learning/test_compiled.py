@@ -11,10 +11,6 @@ import torch
 
 import rein
 from rein.accelerate import compiled, fast_learner
-from rein.agents.a2c import A2C
-from rein.agents.ppo import PPO
-from rein.agents.pqn import PQN
-from rein.envs.cartpole import CartPole
 from rein.networks.recurrent import GRU
 from rein.ops.trees import leaves, map_tree
 from tests.envs.masked_grid import MaskedGrid
@@ -61,12 +57,12 @@ def test_results_are_not_overwritten_by_the_next_call(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("agent", "options", "kind"),
     [
-        (PPO, {"minibatches": 2, "micro_batch": 8}, CartPole),
-        (PPO, {"minibatches": 2, "shared": True, "precision": "bfloat16"}, CartPole),
-        (PPO, {"minibatches": 2, "core": functools.partial(GRU, features=8)}, CartPole),
-        (A2C, {}, CartPole),
-        (PQN, {"minibatches": 2}, CartPole),
-        (PPO, {"minibatches": 2}, MaskedGrid),
+        (rein.PPO, {"minibatches": 2, "micro_batch": 8}, rein.envs.CartPole),
+        (rein.PPO, {"minibatches": 2, "shared": True, "precision": "bfloat16"}, rein.envs.CartPole),
+        (rein.PPO, {"minibatches": 2, "core": functools.partial(GRU, features=8)}, rein.envs.CartPole),
+        (rein.A2C, {}, rein.envs.CartPole),
+        (rein.PQN, {"minibatches": 2}, rein.envs.CartPole),
+        (rein.PPO, {"minibatches": 2}, MaskedGrid),
     ],
 )
 def test_agent_learns_the_same_with_graphs(

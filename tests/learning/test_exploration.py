@@ -26,33 +26,6 @@ def slow(returns: list[float], start: float, low: float, high: float, up: float,
     return values
 
 
-def test_decreases_while_returns_change() -> None:
-    plateau = Plateau(1.0, down=0.9)
-    seen = []
-    for value in range(4):
-        plateau.observe([float(value)])
-        seen.append(plateau())
-    assert seen == pytest.approx([1.0, 0.9, 0.81, 0.729])
-
-
-def test_increases_while_returns_stagnate_within_bounds() -> None:
-    plateau = Plateau(0.5, low=0.4, high=0.6, up=1.1, down=0.5)
-    plateau.observe([3.0, 3.0])
-    assert plateau() == pytest.approx(0.55)
-    plateau.observe([3.0] * 5)
-    assert plateau() == 0.6
-    plateau.observe([100.0])
-    assert plateau() == 0.4
-
-
-def test_only_returns_in_the_window_count() -> None:
-    plateau = Plateau(0.5, low=0.1, high=1.0, up=1.5, down=0.5, window=4)
-    plateau.observe([50.0, -50.0, 1.0, 1.0, 1.0])
-    before = plateau()
-    plateau.observe([1.0])
-    assert plateau() == pytest.approx(min(1.0, 1.5 * before))
-
-
 @pytest.mark.parametrize("window", [2, 6, 500])
 @pytest.mark.parametrize("at_once", [1, 7, 60])
 def test_batched_returns_equal_sequential_returns(window: int, at_once: int) -> None:

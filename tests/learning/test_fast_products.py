@@ -12,25 +12,17 @@ from gymnasium import spaces
 from torch import Tensor
 from torch._dynamo.trace_rules import get_torch_obj_rule_map
 
+import rein
 from rein.accelerate import products
-from rein.agents.awac import AWAC
-from rein.agents.bc import BC
-from rein.agents.discrete_sac import DiscreteSAC
-from rein.agents.dqn import DQN
-from rein.agents.iql import IQL
-from rein.agents.iqn import IQN
-from rein.agents.ppo import PPO
-from rein.agents.sac import SAC
-from rein.agents.td3 import TD3
 from rein.types import Transition
 
 OBSERVATION, BOX, DISCRETE = spaces.Box(-1.0, 1.0, (5,), np.float32), spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(3)
 ROWS, LARGE, SMALL = 256, (160, 160), (32, 32)  # 6.6 and 0.3 million multiplications
-BOXES, DISCRETES = (SAC, TD3, AWAC, IQL, BC), (DQN, IQN, DiscreteSAC)
+BOXES, DISCRETES = (rein.SAC, rein.TD3, rein.AWAC, rein.IQL, rein.BC), (rein.DQN, rein.IQN, rein.DiscreteSAC)
 
 
-def ppo(**how: Any) -> PPO:
-    return PPO(OBSERVATION, BOX, rollout_steps=8, update_epochs=1, minibatches=1, seed=0, **how)
+def ppo(**how: Any) -> rein.PPO:
+    return rein.PPO(OBSERVATION, BOX, rollout_steps=8, update_epochs=1, minibatches=1, seed=0, **how)
 
 
 def of_replay(kind: Any, space: spaces.Space[Any]) -> Callable[..., Any]:
@@ -81,7 +73,7 @@ def with_transitions(agent: Any) -> Any:
 
 def learned(agent: Any) -> dict[str, Tensor]:
     """Return the networks after the first update."""
-    agent.optimize_model() if isinstance(agent, PPO) else agent.learn(1)
+    agent.optimize_model() if isinstance(agent, rein.PPO) else agent.learn(1)
     assert agent.updates == 1
     return dict(agent.networks.state_dict())
 
@@ -125,16 +117,3 @@ def test_guards_and_optimizers_can_query_the_matmul_precision(seen: list[str], n
     learned(with_transitions(AGENTS[name](hidden=LARGE, optimizer=QueryingOptimizer, guard=guard)))
     assert "bf16" in seen
     assert len(precisions) >= 2 and set(precisions) == {"highest"}
-
-
-@pytest.mark.parametrize("name", AGENTS)
-def test_onednn_changes_rounding_only(name: str) -> None:
-    how = {"hidden": LARGE, "optimizer": torch.optim.SGD, "learning_rate": 0.1}  # Adam would amplify small gradients
-    by_default = learned(with_transitions(AGENTS[name](**how)))
-    before = permitted()
-    torch.backends.mkldnn.matmul.fp32_precision = "ieee"
-    try:
-        by_mkl = learned(with_transitions(AGENTS[name](**how)))
-    finally:
-        torch.backends.mkldnn.matmul.fp32_precision = before
-    torch.testing.assert_close(by_default, by_mkl, atol=1e-6, rtol=1e-5)

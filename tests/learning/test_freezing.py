@@ -11,23 +11,9 @@ from torch import Tensor
 
 import rein
 from rein.accelerate.fast_learner import FastLearner
-from rein.agents.a2c import A2C
-from rein.agents.awac import AWAC
-from rein.agents.base.actor_and_critics import critic_loss
 from rein.agents.base.data_parallel import average
 from rein.agents.base.learner import Batch
-from rein.agents.bc import BC
-from rein.agents.ddpg import DDPG
-from rein.agents.discrete_sac import DiscreteSAC
-from rein.agents.dqn import DQN
-from rein.agents.impala import IMPALA
-from rein.agents.iql import IQL
-from rein.agents.iqn import IQN
-from rein.agents.ppo import PPO
-from rein.agents.pqn import PQN
-from rein.agents.recurrent_dqn import RecurrentDQN
-from rein.agents.sac import SAC
-from rein.agents.td3 import TD3
+from rein.agents.base.losses import critic_loss
 from rein.envs.probes import Corridor
 from rein.networks.off_policy import Critics, Layers
 from rein.networks.recurrent import GRU
@@ -50,36 +36,36 @@ SEQUENCES: dict[str, Any] = {**REPLAY, "sequence_length": 4, "burn_in": 0, "lear
 HALF = {"precision": "bfloat16"}
 DECAY: Any = {"optimizer": functools.partial(torch.optim.AdamW, weight_decay=0.1)}
 CASES: dict[str, tuple[Any, bool, str, dict[str, Any]]] = {  # kind, whether actions are continuous, frozen part
-    "PPO": (PPO, False, "hidden", ROLLOUT),
-    "PPO, a head": (PPO, True, "value_head", ROLLOUT),
-    "PPO, a number": (PPO, True, "policy_head.log_std", ROLLOUT),
-    "PPO, half": (PPO, True, "hidden", ROLLOUT | HALF),
-    "PPO, a core": (PPO, False, "cores", ROLLOUT | {"core": functools.partial(GRU, features=4), "minibatches": 1}),
-    "PPO, an encoder": (PPO, True, "encoder", ROLLOUT | {"encoder": CustomEncoder}),
-    "PPO, behind an encoder": (PPO, True, "hidden", ROLLOUT | {"encoder": CustomEncoder}),
-    "PPO, parts": (PPO, False, "hidden", ROLLOUT | {"micro_batch": 2, "threads": 2}),
-    "PPO, decay": (PPO, False, "hidden", ROLLOUT | DECAY),
-    "A2C": (A2C, True, "hidden", ROLLOUT),
-    "IMPALA": (IMPALA, True, "policy_head", ROLLOUT),
-    "PQN": (PQN, False, "hidden", ROLLOUT),
-    "DQN": (DQN, False, "online.hidden", REPLAY),
-    "DQN, dueling": (DQN, False, "online.hidden", REPLAY | {"dueling": True}),
-    "DQN, an encoder": (DQN, False, "online.encoder", REPLAY | {"encoder": CustomEncoder}),
-    "DQN, half": (DQN, False, "online.head", REPLAY | HALF),
-    "IQN": (IQN, False, "online.embedding", REPLAY),
-    "RecurrentDQN": (RecurrentDQN, False, "online.hidden", SEQUENCES),
-    "DDPG": (DDPG, True, "actor", REPLAY),
-    "DDPG, decay": (DDPG, True, "actor.hidden", REPLAY | DECAY),
-    "TD3": (TD3, True, "critics", REPLAY),
-    "SAC": (SAC, True, "actor", REPLAY),
-    "SAC, a part": (SAC, True, "critics.hidden", REPLAY),
-    "SAC, an encoder": (SAC, True, "critics.encoder", REPLAY | {"encoder": CustomEncoder}),
-    "SAC, temperature": (SAC, True, "temperature", REPLAY),
-    "SAC, half": (SAC, True, "actor", REPLAY | HALF),
-    "DiscreteSAC": (DiscreteSAC, False, "actor", REPLAY),
-    "BC": (BC, True, "actor.hidden", REPLAY),
-    "AWAC": (AWAC, True, "actor", REPLAY),
-    "IQL": (IQL, True, "state_value", REPLAY),
+    "PPO": (rein.PPO, False, "hidden", ROLLOUT),
+    "PPO, a head": (rein.PPO, True, "value_head", ROLLOUT),
+    "PPO, a number": (rein.PPO, True, "policy_head.log_std", ROLLOUT),
+    "PPO, half": (rein.PPO, True, "hidden", ROLLOUT | HALF),
+    "PPO, a core": (rein.PPO, False, "cores", ROLLOUT | {"core": functools.partial(GRU, features=4), "minibatches": 1}),
+    "PPO, an encoder": (rein.PPO, True, "encoder", ROLLOUT | {"encoder": CustomEncoder}),
+    "PPO, behind an encoder": (rein.PPO, True, "hidden", ROLLOUT | {"encoder": CustomEncoder}),
+    "PPO, parts": (rein.PPO, False, "hidden", ROLLOUT | {"micro_batch": 2, "threads": 2}),
+    "PPO, decay": (rein.PPO, False, "hidden", ROLLOUT | DECAY),
+    "A2C": (rein.A2C, True, "hidden", ROLLOUT),
+    "IMPALA": (rein.IMPALA, True, "policy_head", ROLLOUT),
+    "PQN": (rein.PQN, False, "hidden", ROLLOUT),
+    "DQN": (rein.DQN, False, "online.hidden", REPLAY),
+    "DQN, dueling": (rein.DQN, False, "online.hidden", REPLAY | {"dueling": True}),
+    "DQN, an encoder": (rein.DQN, False, "online.encoder", REPLAY | {"encoder": CustomEncoder}),
+    "DQN, half": (rein.DQN, False, "online.head", REPLAY | HALF),
+    "IQN": (rein.IQN, False, "online.embedding", REPLAY),
+    "RecurrentDQN": (rein.RecurrentDQN, False, "online.hidden", SEQUENCES),
+    "DDPG": (rein.DDPG, True, "actor", REPLAY),
+    "DDPG, decay": (rein.DDPG, True, "actor.hidden", REPLAY | DECAY),
+    "TD3": (rein.TD3, True, "critics", REPLAY),
+    "SAC": (rein.SAC, True, "actor", REPLAY),
+    "SAC, a part": (rein.SAC, True, "critics.hidden", REPLAY),
+    "SAC, an encoder": (rein.SAC, True, "critics.encoder", REPLAY | {"encoder": CustomEncoder}),
+    "SAC, temperature": (rein.SAC, True, "temperature", REPLAY),
+    "SAC, half": (rein.SAC, True, "actor", REPLAY | HALF),
+    "DiscreteSAC": (rein.DiscreteSAC, False, "actor", REPLAY),
+    "BC": (rein.BC, True, "actor.hidden", REPLAY),
+    "AWAC": (rein.AWAC, True, "actor", REPLAY),
+    "IQL": (rein.IQL, True, "state_value", REPLAY),
 }
 
 
@@ -145,7 +131,7 @@ def test_updates_with_all_parameters_frozen_change_nothing(case: str) -> None:
 
 
 def test_targets_still_follow_frozen_networks() -> None:
-    agent, environment = made(DDPG, True, **{**REPLAY, "tau": 0.05})
+    agent, environment = made(rein.DDPG, True, **{**REPLAY, "tau": 0.05})
     rein.train(agent, environment, env_steps=32)
     freeze(agent, "actor")
     pair = [*agent.networks.target_actor.parameters()], [*agent.networks.actor.parameters()]
@@ -156,7 +142,7 @@ def test_targets_still_follow_frozen_networks() -> None:
 
 
 def test_parameters_stay_frozen_when_the_loop_sets_the_seed() -> None:
-    agent, environment = made(DDPG, True, **REPLAY, seed=None)
+    agent, environment = made(rein.DDPG, True, **REPLAY, seed=None)
     freeze(agent, "actor")
     loop = rein.training_loop(agent, environment, seed=3, iterations=16)
     before = split(agent, "actor")[0]

@@ -9,36 +9,23 @@ import torch
 from torch import Tensor, nn
 
 import rein
-from rein.agents.awac import AWAC
-from rein.agents.bc import BC
-from rein.agents.ddpg import DDPG
-from rein.agents.discrete_sac import DiscreteSAC
-from rein.agents.dqn import DQN
-from rein.agents.iql import IQL
-from rein.agents.iqn import IQN
-from rein.agents.ppo import PPO
-from rein.agents.pqn import PQN
-from rein.agents.sac import SAC
-from rein.agents.td3 import TD3
-from rein.envs.cartpole import CartPole
-from rein.envs.pendulum import Pendulum
 
 ROLLOUT = {"hidden": (8,), "rollout_steps": 8}
 REPLAY = {"hidden": (8,), "batch_size": 8, "capacity": 200, "learning_starts": 0}
 CASES: dict[str, tuple[Any, Any, dict[str, Any], list[str]]] = {  # last item: modules whose forward is called
-    "PPO": (PPO, CartPole, ROLLOUT, ["hidden", "policy_head.linear", "value_head"]),
-    "PPO, continuous": (PPO, Pendulum, ROLLOUT, ["hidden", "policy_head.linear", "value_head"]),
-    "PPO, parts": (PPO, CartPole, {**ROLLOUT, "micro_batch": 2, "threads": 2}, ["hidden"]),
-    "PQN": (PQN, CartPole, ROLLOUT, ["hidden", "head"]),
-    "DQN": (DQN, CartPole, REPLAY, ["online.hidden", "online.head"]),
-    "IQN": (IQN, CartPole, REPLAY, ["online.head"]),
-    "DDPG": (DDPG, Pendulum, REPLAY, ["actor.hidden", "critics", "critics.hidden"]),
-    "TD3": (TD3, Pendulum, REPLAY, ["actor.hidden", "critics", "critics.hidden"]),
-    "SAC": (SAC, Pendulum, REPLAY, ["actor.hidden", "critics", "critics.hidden"]),
-    "DiscreteSAC": (DiscreteSAC, CartPole, REPLAY, ["actor.hidden", "critics.hidden"]),
-    "AWAC": (AWAC, Pendulum, REPLAY, ["actor.hidden", "critics", "critics.hidden"]),
-    "IQL": (IQL, Pendulum, REPLAY, ["actor.hidden", "critics", "critics.hidden", "state_value.hidden"]),
-    "BC": (BC, Pendulum, REPLAY, ["actor.hidden"]),
+    "PPO": (rein.PPO, rein.envs.CartPole, ROLLOUT, ["hidden", "policy_head.linear", "value_head"]),
+    "PPO, continuous": (rein.PPO, rein.envs.Pendulum, ROLLOUT, ["hidden", "policy_head.linear", "value_head"]),
+    "PPO, parts": (rein.PPO, rein.envs.CartPole, {**ROLLOUT, "micro_batch": 2, "threads": 2}, ["hidden"]),
+    "PQN": (rein.PQN, rein.envs.CartPole, ROLLOUT, ["hidden", "head"]),
+    "DQN": (rein.DQN, rein.envs.CartPole, REPLAY, ["online.hidden", "online.head"]),
+    "IQN": (rein.IQN, rein.envs.CartPole, REPLAY, ["online.head"]),
+    "DDPG": (rein.DDPG, rein.envs.Pendulum, REPLAY, ["actor.hidden", "critics", "critics.hidden"]),
+    "TD3": (rein.TD3, rein.envs.Pendulum, REPLAY, ["actor.hidden", "critics", "critics.hidden"]),
+    "SAC": (rein.SAC, rein.envs.Pendulum, REPLAY, ["actor.hidden", "critics", "critics.hidden"]),
+    "DiscreteSAC": (rein.DiscreteSAC, rein.envs.CartPole, REPLAY, ["actor.hidden", "critics.hidden"]),
+    "AWAC": (rein.AWAC, rein.envs.Pendulum, REPLAY, ["actor.hidden", "critics", "critics.hidden"]),
+    "IQL": (rein.IQL, rein.envs.Pendulum, REPLAY, ["actor.hidden", "critics", "critics.hidden", "state_value.hidden"]),
+    "BC": (rein.BC, rein.envs.Pendulum, REPLAY, ["actor.hidden"]),
 }
 
 

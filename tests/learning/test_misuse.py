@@ -12,23 +12,7 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.a2c import A2C
-from rein.agents.ddpg import DDPG
-from rein.agents.discrete_sac import DiscreteSAC
-from rein.agents.dqn import DQN
-from rein.agents.impala import IMPALA
-from rein.agents.iql import IQL
-from rein.agents.iqn import IQN
-from rein.agents.ppo import PPO
-from rein.agents.pqn import PQN
-from rein.agents.q_learning import QLearning
-from rein.agents.recurrent_dqn import RecurrentDQN
-from rein.agents.sac import SAC
-from rein.agents.td3 import TD3
-from rein.envs.cartpole import CartPole
-from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment
-from rein.envs.pendulum import Pendulum
 from rein.errors import CheckpointError
 from rein.schedules import Schedule
 from rein.testing.stateful import check_plain, copy_state, first_difference
@@ -39,7 +23,7 @@ BOX = spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
 def made(kind: Any, environment: Any, **options: Any) -> Any:
-    known = {} if kind in (PPO, PQN) else SMALL
+    known = {} if kind in (rein.PPO, rein.PQN) else SMALL
     given = environment.single_observation_space, environment.single_action_space
     return kind(*given, **{**known, **options})
 
@@ -51,9 +35,9 @@ def rows(count: int, first: int = 0) -> Transition:
     return Transition(observation, torch.zeros(count, 1), torch.ones(count), no, no, observation + 1.0, ~no, {})
 
 
-@pytest.mark.parametrize("kind", [PPO, PQN, DQN, SAC])
+@pytest.mark.parametrize("kind", [rein.PPO, rein.PQN, rein.DQN, rein.SAC])
 def test_policy_created_before_seeding_follows_the_agent(kind) -> None:
-    make = Pendulum if kind is SAC else CartPole
+    make = rein.envs.Pendulum if kind is rein.SAC else rein.envs.CartPole
     environment = make(num_envs=2, seed=0)
     agent = made(kind, environment)
     policy = agent.policy()
@@ -63,23 +47,25 @@ def test_policy_created_before_seeding_follows_the_agent(kind) -> None:
     assert torch.equal(policy.select_action(observation)[0], agent.policy().select_action(observation)[0])
 
 
-LEARNERS = [PPO, PQN, DQN, SAC, QLearning]
-WORLDS: dict[Any, Any] = {SAC: Pendulum, QLearning: Gridworld}
+LEARNERS = [rein.PPO, rein.PQN, rein.DQN, rein.SAC, rein.QLearning]
+WORLDS: dict[Any, Any] = {rein.SAC: rein.envs.Pendulum, rein.QLearning: rein.envs.Gridworld}
 
 
 def fresh(kind: Any, **options: Any) -> tuple[Any, Any]:
     """Return an agent and its environment, without seeds."""
-    environment = WORLDS.get(kind, CartPole)(num_envs=2)
+    environment = WORLDS.get(kind, rein.envs.CartPole)(num_envs=2)
     spaces_of = environment.single_observation_space, environment.single_action_space
-    return kind(*spaces_of, **(options if kind is QLearning else made_options(kind) | options)), environment
+    return kind(*spaces_of, **(options if kind is rein.QLearning else made_options(kind) | options)), environment
 
 
 def made_options(kind: Any) -> dict[str, Any]:
-    return SMALL if kind in (DQN, SAC) else {"rollout_steps": 16, "hidden": (8,)}
+    return SMALL if kind in (rein.DQN, rein.SAC) else {"rollout_steps": 16, "hidden": (8,)}
 
 
 def learned(agent: Any) -> dict[str, Any]:
-    return {"table": agent.table.clone()} if isinstance(agent, QLearning) else copy_state(agent.networks.state_dict())
+    return (
+        {"table": agent.table.clone()} if isinstance(agent, rein.QLearning) else copy_state(agent.networks.state_dict())
+    )
 
 
 @pytest.mark.parametrize("kind", LEARNERS)
@@ -106,7 +92,7 @@ def test_loaded_weights_are_kept_when_the_seed_is_set(kind, tmp_path) -> None:
     ended = []
     for _ in range(2):
         agent, environment = fresh(kind)
-        rein.load(agent, tmp_path / "agent.h5", only="table" if kind is QLearning else "networks")
+        rein.load(agent, tmp_path / "agent.h5", only="table" if kind is rein.QLearning else "networks")
         loop = rein.training_loop(agent, environment, seed=3, iterations=32)
         assert agent.seed == 3
         assert first_difference(learned(first), learned(agent)) is None
@@ -119,7 +105,7 @@ def test_loaded_weights_are_kept_when_the_seed_is_set(kind, tmp_path) -> None:
 @pytest.mark.parametrize("kind", LEARNERS)
 def test_failed_load_does_not_change_the_agent(kind, tmp_path) -> None:
     (tmp_path / "other.h5").write_bytes(b"")
-    rein.save(fresh(PPO if kind is SAC else SAC)[0], tmp_path / "other.h5")
+    rein.save(fresh(rein.PPO if kind is rein.SAC else rein.SAC)[0], tmp_path / "other.h5")
     ended = []
     for fails in (False, True):
         agent, environment = fresh(kind)
@@ -132,8 +118,8 @@ def test_failed_load_does_not_change_the_agent(kind, tmp_path) -> None:
 
 
 def test_load_keeps_the_seed(tmp_path) -> None:
-    rein.save(fresh(PPO, seed=0)[0], tmp_path / "agent.h5")
-    agent, _ = fresh(PPO, seed=1)
+    rein.save(fresh(rein.PPO, seed=0)[0], tmp_path / "agent.h5")
+    agent, _ = fresh(rein.PPO, seed=1)
     rein.load(agent, tmp_path / "agent.h5")
     assert agent.config["seed"] == agent.seed == 1
 
@@ -143,23 +129,23 @@ def test_class_attribute_hiding_an_option_is_rejected() -> None:
         gamma = 0.5
 
     with pytest.raises(TypeError, match="gamma hides an option of NetworkAgent"):
-        type("Mixed", (Mixin, PPO), {})
+        type("Mixed", (Mixin, rein.PPO), {})
     with pytest.raises(TypeError, match="gamma hides an option of QLearning"):
-        type("Mine", (QLearning,), {"gamma": 0.5})
+        type("Mine", (rein.QLearning,), {"gamma": 0.5})
 
 
 def test_option_is_missing_before_construction() -> None:
-    class Early(PPO):
+    class Early(rein.PPO):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             self.before = getattr(self, "gamma", "none")
             super().__init__(*arguments, **options)
 
-    environment = CartPole(1)
+    environment = rein.envs.CartPole(1)
     agent = Early(environment.single_observation_space, environment.single_action_space)
     assert (agent.before, agent.gamma) == ("none", 0.99)
 
 
-@pytest.mark.parametrize("kind", [PPO, PQN])
+@pytest.mark.parametrize("kind", [rein.PPO, rein.PQN])
 def test_assigned_gamma_reaches_the_reward_normalizer(kind) -> None:
     agent, environment = fresh(kind, normalize_reward=True)
     agent.gamma = 0.5
@@ -167,60 +153,31 @@ def test_assigned_gamma_reaches_the_reward_normalizer(kind) -> None:
     assert agent.reward_normalizer.gamma == 0.5
 
 
-@pytest.mark.parametrize("kind", [PPO, PQN, DQN, SAC])
-def test_learning_rate_can_be_assigned_during_a_run(kind) -> None:
-    make = Pendulum if kind is SAC else CartPole
-    environment, rates = make(num_envs=2, seed=0), []
-    agent = made(kind, environment, learning_rate=1e-3, seed=0)
-    loop = rein.training_loop(agent, environment, iterations=32, epochs=2)
-    config = agent.config
-    optimizers = (
-        [learner.optimizer for learner in agent.learners.values()]
-        if kind in (DQN, SAC)
-        else [agent.learners["networks"].optimizer]
-    )
-
-    @loop.epoch_started
-    def halve(state: rein.State) -> None:
-        if state.epoch == 2:
-            agent.learning_rate = 5e-4
-            with pytest.raises(ValueError, match=f"{kind.__name__}.learning_rate=-1.0.: give 0 or more"):
-                agent.learning_rate = -1.0
-
-    @loop.epoch_ended
-    def look(state: rein.State) -> None:
-        rates.append([group["lr"] for optimizer in optimizers for group in optimizer.param_groups])
-
-    loop.run()
-    assert agent.updates
-    assert set(rates[0]) == {1e-3} and set(rates[1]) == {5e-4}
-    assert agent.config == config  # checkpoints compare the config
-
-
 ADJUSTED: list[tuple[Any, str, Any, Any]] = [
-    (PPO, "gamma", 0.5, 1.5),
-    (PPO, "gae_lambda", 0.5, "1"),
-    (PPO, "update_epochs", 2, 0.1),
-    (PPO, "minibatches", 2, 0),
-    (PPO, "value_clip", 0.2, -1.0),
-    (PPO, "target_kl", None, float("nan")),
-    (PPO, "normalize_advantage", False, "no"),
-    (PPO, "segments", None, 3),
-    (A2C, "gae_lambda", 0.5, 2.0),
-    (IMPALA, "rho_clip", 2.0, 0.0),
-    (PQN, "q_lambda", 0.5, 2.0),
-    (PQN, "epsilon", 0.3, 1.1),
-    (PQN, "update_epochs", 2, 0),
-    (QLearning, "gamma", 0.5, -0.1),
-    (DQN, "gamma", 0.5, 1.1),
-    (DQN, "batch_size", 4, 0.5),
+    (rein.PPO, "gamma", 0.5, 1.5),
+    (rein.PPO, "learning_rate", 5e-4, -1.0),
+    (rein.PPO, "gae_lambda", 0.5, "1"),
+    (rein.PPO, "update_epochs", 2, 0.1),
+    (rein.PPO, "minibatches", 2, 0),
+    (rein.PPO, "value_clip", 0.2, -1.0),
+    (rein.PPO, "target_kl", None, float("nan")),
+    (rein.PPO, "normalize_advantage", False, "no"),
+    (rein.PPO, "segments", None, 3),
+    (rein.A2C, "gae_lambda", 0.5, 2.0),
+    (rein.IMPALA, "rho_clip", 2.0, 0.0),
+    (rein.PQN, "q_lambda", 0.5, 2.0),
+    (rein.PQN, "epsilon", 0.3, 1.1),
+    (rein.PQN, "update_epochs", 2, 0),
+    (rein.QLearning, "gamma", 0.5, -0.1),
+    (rein.DQN, "gamma", 0.5, 1.1),
+    (rein.DQN, "batch_size", 4, 0.5),
 ]
 
 
 @pytest.mark.parametrize(("kind", "name", "value", "invalid"), ADJUSTED)
 def test_assigned_options_are_checked_and_keep_the_config(kind, name, value, invalid) -> None:
     """The config must not change, since resuming compares it with the checkpoint."""
-    environment = Gridworld(2) if kind is QLearning else CartPole(2)
+    environment = rein.envs.Gridworld(2) if kind is rein.QLearning else rein.envs.CartPole(2)
     agent = kind(environment.single_observation_space, environment.single_action_space, seed=0)
     before = agent.config
     with pytest.raises(ValueError, match=rf"{kind.__name__}\({name}="):
@@ -231,12 +188,16 @@ def test_assigned_options_are_checked_and_keep_the_config(kind, name, value, inv
     assert name in before and agent.config == before
 
 
-@pytest.mark.parametrize("name", ["hidden", "rollout_steps", "max_grad_norm", "layer_norm", "precision"])
-def test_fixed_options_of_pqn_cannot_be_assigned(name) -> None:
-    environment = CartPole(2)
-    agent = PQN(environment.single_observation_space, environment.single_action_space, seed=0)
-    with pytest.raises(AttributeError, match=rf"PQN.{name} cannot be changed after the agent is built"):
-        setattr(agent, name, 1)
+FIXED = {
+    rein.PQN: ["hidden", "rollout_steps", "max_grad_norm", "layer_norm", "precision"],
+    rein.DQN: ["epsilon", "tau", "update_to_data", "learning_starts"],
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in FIXED.items() for name in names])
+def test_fixed_options_cannot_be_assigned(kind, name) -> None:
+    with pytest.raises(AttributeError, match=rf"{kind.__name__}.{name} cannot be changed after the agent is built"):
+        setattr(kind(rein.envs.CartPole(2)), name, 0.5)
 
 
 NUMPYS = {"gamma": np.float32(0.9), "learning_rate": np.float32(1e-3), "seed": np.int64(3)}
@@ -248,11 +209,11 @@ REPLAYS = {
 }
 
 
-@pytest.mark.parametrize("kind", [QLearning, PPO, PQN, DQN])
+@pytest.mark.parametrize("kind", [rein.QLearning, rein.PPO, rein.PQN, rein.DQN])
 def test_numpy_numbers_are_accepted_and_saved_as_json(kind) -> None:
-    environment = Gridworld(2) if kind is QLearning else CartPole(2)
+    environment = rein.envs.Gridworld(2) if kind is rein.QLearning else rein.envs.CartPole(2)
     spaces_of = environment.single_observation_space, environment.single_action_space
-    numbers = {**NUMPYS, **(SMALL | REPLAYS if kind is DQN else {})}
+    numbers = {**NUMPYS, **(SMALL | REPLAYS if kind is rein.DQN else {})}
     agent = kind(*spaces_of, **numbers)
     written = json.loads(json.dumps(agent.config))
     assert written["gamma"] == pytest.approx(0.9) and written["learning_rate"] == pytest.approx(1e-3)
@@ -261,23 +222,14 @@ def test_numpy_numbers_are_accepted_and_saved_as_json(kind) -> None:
     check_plain(agent.state_dict())  # checkpoints can store it
 
 
-@pytest.mark.parametrize(("kind", "space"), [(SAC, BOX), (DiscreteSAC, spaces.Discrete(2))])
+@pytest.mark.parametrize(("kind", "space"), [(rein.SAC, BOX), (rein.DiscreteSAC, spaces.Discrete(2))])
 def test_target_entropy_accepts_numpy_numbers(kind, space) -> None:
     assert kind(BOX, space, target_entropy=np.float32(0.5)).config["target_entropy"] == 0.5
 
 
-@pytest.mark.parametrize("gamma", [None, "0.9", True, 1.1, float("nan"), 1j])
-@pytest.mark.parametrize("kind", [QLearning, PPO, DQN])
-def test_invalid_gamma_is_rejected(kind, gamma) -> None:
-    environment = Gridworld(2) if kind is QLearning else CartPole(2)
-    spaces_of = environment.single_observation_space, environment.single_action_space
-    with pytest.raises(ValueError, match=rf"{kind.__name__}\(gamma=.*\): give a number from 0 to 1"):
-        kind(*spaces_of, gamma=gamma)
-
-
 @pytest.mark.parametrize("sizes", [[1] * 20, [7, 7, 6], [20], [0, 20, 0]])
 def test_n_step_returns_continue_across_chunks(sizes) -> None:
-    agent = IQL(spaces.Box(-np.inf, np.inf, (1,)), BOX, **SMALL, seed=0)
+    agent = rein.IQL(spaces.Box(-np.inf, np.inf, (1,)), BOX, **SMALL, seed=0)
     firsts = np.cumsum([0, *sizes])
     assert rein.fill(agent, [rows(size, int(first)) for size, first in zip(sizes, firsts, strict=False)]) == 20
     found = agent.replay.take(torch.arange(20), n_step=3, gamma=1.0).reward
@@ -285,36 +237,30 @@ def test_n_step_returns_continue_across_chunks(sizes) -> None:
 
 
 def test_unrelated_chunks_are_cut_at_the_boundary() -> None:
-    agent = IQL(spaces.Box(-np.inf, np.inf, (1,)), BOX, **SMALL, seed=0)
+    agent = rein.IQL(spaces.Box(-np.inf, np.inf, (1,)), BOX, **SMALL, seed=0)
     rein.fill(agent, [rows(3), rows(3, first=50)])
     assert agent.replay.take(torch.arange(6), n_step=9, gamma=1.0).reward.tolist() == [3, 2, 1, 3, 2, 1]
 
 
-def test_recorded_float64_actions_are_learned() -> None:
-    agent = IQL(spaces.Box(-np.inf, np.inf, (1,)), BOX, **SMALL, seed=0)
-    rein.fill(agent, [rows(20)._replace(action=torch.zeros(20, 1, dtype=torch.float64))])
-    assert agent.learn(1)
-
-
-@pytest.mark.parametrize("kind", [RecurrentDQN, DQN])
+@pytest.mark.parametrize("kind", [rein.RecurrentDQN, rein.DQN])
 def test_fill_rejects_unsupported_replays(kind) -> None:
     images = spaces.Box(0, 255, (2, 40, 40), np.uint8)
-    observed, options = (images, {"frame_stack": 2}) if kind is DQN else (spaces.Box(-1, 1, (1,)), {})
+    observed, options = (images, {"frame_stack": 2}) if kind is rein.DQN else (spaces.Box(-1, 1, (1,)), {})
     agent = kind(observed, spaces.Discrete(2), **SMALL, **options, seed=0)
     with pytest.raises(ValueError, match="fill"):
         rein.fill(agent, [rows(5)])
 
 
 def test_actor_metrics_are_reported_with_delayed_updates() -> None:
-    environment = Pendulum(num_envs=4, seed=0)
-    agent = made(SAC, environment, actor_frequency=2, seed=0)
+    environment = rein.envs.Pendulum(num_envs=4, seed=0)
+    agent = made(rein.SAC, environment, actor_frequency=2, seed=0)
     final = rein.train(agent, environment, env_steps=80, iterations=20, seed=0)
     assert np.isfinite([final.metrics["actor_loss"], final.metrics["entropy"]]).all()
 
 
 def test_agent_with_recorded_transitions_cannot_be_reseeded() -> None:
-    environment = Pendulum(num_envs=1, seed=0)
-    agent = made(SAC, environment)
+    environment = rein.envs.Pendulum(num_envs=1, seed=0)
+    agent = made(rein.SAC, environment)
     agent.replay.append(
         Transition(torch.zeros(1, 3), torch.zeros(1, 1), *rows(1)[2:5], torch.zeros(1, 3), *rows(1)[6:])
     )
@@ -323,68 +269,31 @@ def test_agent_with_recorded_transitions_cannot_be_reseeded() -> None:
 
 
 def test_changed_num_envs_is_rejected() -> None:
-    agent = made(SAC, Pendulum(1), seed=0)
-    rein.train(agent, Pendulum(4, seed=0), env_steps=40, seed=0)
+    agent = made(rein.SAC, rein.envs.Pendulum(1), seed=0)
+    rein.train(agent, rein.envs.Pendulum(4, seed=0), env_steps=40, seed=0)
     with pytest.raises(ValueError, match="rows of 4 environments, not 2"):
-        rein.train(agent, Pendulum(2, seed=0), env_steps=40, seed=0)
+        rein.train(agent, rein.envs.Pendulum(2, seed=0), env_steps=40, seed=0)
 
 
 def test_whole_numbers_can_be_floats() -> None:
-    agent = made(SAC, Pendulum(1), capacity=1e3, batch_size=8.0, seed=0)
+    agent = made(rein.SAC, rein.envs.Pendulum(1), capacity=1e3, batch_size=8.0, seed=0)
     assert (agent.config["capacity"], agent.config["batch_size"]) == (1000, 8)
-
-
-INVALID: list[tuple[Any, dict[str, Any]]] = [
-    (SAC, {"capacity": float("nan")}),
-    (SAC, {"capacity": True}),
-    (SAC, {"batch_size": 2.5}),
-    (SAC, {"target_frequency": 1.5}),
-    (SAC, {"actor_frequency": 1.5}),
-    (SAC, {"target_entropy": float("nan")}),
-    (SAC, {"target_entropy": "auto"}),
-    (DiscreteSAC, {"target_entropy": float("nan")}),
-    (DiscreteSAC, {"target_entropy": "auto"}),
-    (SAC, {"temperature": "auto"}),
-    (SAC, {"initial_temperature": float("inf")}),
-    (SAC, {"update_to_data": None}),
-    (SAC, {"update_to_data": float("inf")}),
-    (SAC, {"learning_starts": -1}),
-    (SAC, {"hidden": (0,)}),
-    (SAC, {"hidden": 64}),
-    (IQN, {"huber": float("inf")}),
-    (IQN, {"huber": None}),
-    (IQN, {"quantiles": 2.5}),
-    (RecurrentDQN, {"burn_in": 1.5}),
-    (RecurrentDQN, {"sequence_length": 2.5}),
-]
-
-
-@pytest.mark.parametrize(("kind", "options"), INVALID)
-def test_invalid_options_are_rejected(kind, options) -> None:
-    environment = Pendulum(1) if kind is SAC else CartPole(1)
-    with pytest.raises(ValueError, match=next(iter(options))):
-        made(kind, environment, **options)
 
 
 @pytest.mark.parametrize("space", [spaces.Box(-1, 1, ()), spaces.Box(-1, 1, (0,)), spaces.Box(0, 3, (2,), np.int64)])
 def test_unsupported_box_action_spaces_are_rejected(space) -> None:
     with pytest.raises(ValueError, match="action space"):
-        SAC(spaces.Box(-1, 1, (2,)), space)
-
-
-@pytest.mark.parametrize("kind", [TD3, DDPG])
-def test_noise_can_be_a_number(kind) -> None:
-    assert made(kind, Pendulum(1), noise=0.3).config["noise"] == {"noise": "gaussian", "std": 0.3}
+        rein.SAC(spaces.Box(-1, 1, (2,)), space)
 
 
 def test_state_of_other_options_is_rejected_without_changes() -> None:
-    environment = Pendulum(1, seed=0)
-    agent = made(SAC, environment, seed=0)
+    environment = rein.envs.Pendulum(1, seed=0)
+    agent = made(rein.SAC, environment, seed=0)
     rein.train(agent, environment, env_steps=20, seed=0)
     before = agent.networks.actor.head.weight.clone()
     for options in ({"prioritized": True}, {"temperature": 0.1}, {"hidden": (9,)}):
-        other = made(SAC, Pendulum(1), seed=1, **options)
-        rein.train(other, Pendulum(1, seed=0), env_steps=20, seed=0)
+        other = made(rein.SAC, rein.envs.Pendulum(1), seed=1, **options)
+        rein.train(other, rein.envs.Pendulum(1, seed=0), env_steps=20, seed=0)
         with pytest.raises(ValueError, match=r"state"):
             agent.load_state_dict(other.state_dict())
         assert torch.equal(before, agent.networks.actor.head.weight)
@@ -392,38 +301,25 @@ def test_state_of_other_options_is_rejected_without_changes() -> None:
 
 
 def test_temperature_is_reported_instead_of_epsilon() -> None:
-    environment = CartPole(2, seed=0)
-    agent = made(DQN, environment, temperature=2.0, seed=0)
+    environment = rein.envs.CartPole(2, seed=0)
+    agent = made(rein.DQN, environment, temperature=2.0, seed=0)
     final = rein.train(agent, environment, env_steps=40, seed=0)
     assert final.metrics["temperature"] == 2.0
     assert "epsilon" not in final.metrics
 
 
-@pytest.mark.parametrize("option", ["epsilon", "tau", "update_to_data", "learning_starts"])
-def test_fixed_options_of_dqn_cannot_be_assigned(option: str) -> None:
-    agent = made(DQN, CartPole(num_envs=2, seed=0))
-    with pytest.raises(AttributeError, match=rf"DQN.{option} cannot be changed after the agent is built"):
-        setattr(agent, option, 0.5)
-
-
-@pytest.mark.parametrize("kind", [DQN, PPO])
-def test_class_definition_hiding_an_option_is_rejected(kind: Any) -> None:
-    with pytest.raises(TypeError, match=r"Mine.learning_rate hides an option .* pass learning_rate="):
-        type("Mine", (kind,), {"learning_rate": 1e-4})
-
-
 def test_priority_beta_above_1_is_rejected() -> None:
-    environment = CartPole(num_envs=2, seed=0)
+    environment = rein.envs.CartPole(num_envs=2, seed=0)
     with pytest.raises(ValueError, match=r"DQN\(priority_beta=1.5\): give a number from 0 to 1"):
-        made(DQN, environment, prioritized=True, priority_beta=1.5)
-    agent = made(DQN, environment, prioritized=True)
+        made(rein.DQN, environment, prioritized=True, priority_beta=1.5)
+    agent = made(rein.DQN, environment, prioritized=True)
     with pytest.raises(ValueError, match="give a number from 0 to 1"):
         agent.priority_beta = 1.5
 
 
-@pytest.mark.parametrize("kind", [PPO, PQN, DQN, SAC])
+@pytest.mark.parametrize("kind", [rein.PPO, rein.PQN, rein.DQN, rein.SAC])
 def test_unavailable_device_is_rejected(kind: Any) -> None:
-    environment = Pendulum(num_envs=2, seed=0) if kind is SAC else CartPole(num_envs=2, seed=0)
+    environment = rein.envs.Pendulum(num_envs=2, seed=0) if kind is rein.SAC else rein.envs.CartPole(num_envs=2, seed=0)
     with pytest.raises(ValueError, match='device="xpu": torch finds no such device'):
         made(kind, environment, device="xpu")
 
@@ -431,7 +327,7 @@ def test_unavailable_device_is_rejected(kind: Any) -> None:
 HUGE = spaces.Discrete(2**40)
 
 
-@pytest.mark.parametrize(("kind", "spaces_of"), [(PPO, (BOX, HUGE)), (DQN, (HUGE, spaces.Discrete(2)))])
+@pytest.mark.parametrize(("kind", "spaces_of"), [(rein.PPO, (BOX, HUGE)), (rein.DQN, (HUGE, spaces.Discrete(2)))])
 def test_networks_that_do_not_fit_into_memory_name_the_space(kind, spaces_of) -> None:
     with pytest.raises(MemoryError, match=r"Discrete\(1099511627776\)"):
         kind(*spaces_of)
@@ -443,10 +339,10 @@ BIG_ENDIAN = spaces.Box(-1.0, 1.0, (3,), np.dtype(">f4"))
 @pytest.mark.parametrize(
     ("kind", "spaces_of"),
     [
-        (PPO, (BIG_ENDIAN, spaces.Discrete(2))),
-        (PPO, (BOX, BIG_ENDIAN)),
-        (PPO, (BOX, spaces.Dict(a=BIG_ENDIAN))),
-        (SAC, (BOX, BIG_ENDIAN)),
+        (rein.PPO, (BIG_ENDIAN, spaces.Discrete(2))),
+        (rein.PPO, (BOX, BIG_ENDIAN)),
+        (rein.PPO, (BOX, spaces.Dict(a=BIG_ENDIAN))),
+        (rein.SAC, (BOX, BIG_ENDIAN)),
         (GymnasiumEnvironment, (BIG_ENDIAN, spaces.Discrete(2))),
         (GymnasiumEnvironment, (BOX, BIG_ENDIAN)),
     ],

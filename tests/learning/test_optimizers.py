@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from pathlib import Path
@@ -69,15 +68,6 @@ def test_config_describes_each_optimizer() -> None:
         "temperature": "Adam",
     }
     assert config != sac(optimizer={"actor": torch.optim.RMSprop})[0].config
-
-
-def test_learning_rates_apply_to_each_optimizer() -> None:
-    agent, environment = sac(optimizer=TWO, learning_rate=1e-3, actor_learning_rate=1e-4)
-    rein.train(agent, environment, env_steps=20)
-    rates = {name: learner.optimizer.param_groups[0]["lr"] for name, learner in agent.learners.items()}
-    assert rates == {"critics": 1e-3, "actor": 1e-4, "temperature": 1e-3}
-    with pytest.raises(ValueError, match=r"give actor_learning_rate=0.5"):
-        sac(optimizer={"actor": functools.partial(torch.optim.SGD, lr=0.5)}, actor_learning_rate=1e-4)
 
 
 def test_resumed_run_with_two_optimizers_equals_the_uninterrupted_run(tmp_path: Path) -> None:
@@ -148,15 +138,6 @@ def test_parameters_without_gradients_do_not_change() -> None:
     optimizer.step()  # no momentum moves parameters without a gradient
     changed = [not torch.equal(old, new) for old, new in zip(before, parameters, strict=True)]
     assert changed == [True, *[False] * (len(SHAPES) - 1)]
-
-
-def test_update_of_a_matrix_has_the_size_of_an_update_of_adam() -> None:
-    matrix = nn.Parameter(torch.zeros(2, 32, 16))
-    optimizer = rein.Muon([matrix], lr=1e-2)
-    matrix.grad = numbers((2, 32, 16))
-    optimizer.step()
-    root_mean_square = matrix.detach().square().mean().sqrt()
-    assert 0.1 * 1e-2 < root_mean_square < 0.3 * 1e-2  # 0.2 times the learning rate
 
 
 @pytest.mark.slow

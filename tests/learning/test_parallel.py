@@ -24,25 +24,11 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein
-from rein.agents.a2c import A2C
-from rein.agents.awac import AWAC
 from rein.agents.base.data_parallel import CHECK_EVERY, mean_of_processes, process_group
 from rein.agents.base.learner import Batch, Learner
 from rein.agents.base.on_policy import Coefficients, policy_loss
 from rein.agents.base.optimizers import Adam
-from rein.agents.bc import BC
-from rein.agents.discrete_sac import DiscreteSAC
-from rein.agents.dqn import DQN
-from rein.agents.impala import IMPALA
-from rein.agents.iql import IQL
-from rein.agents.iqn import IQN
-from rein.agents.ppo import PPO
-from rein.agents.pqn import PQN
-from rein.agents.recurrent_dqn import RecurrentDQN
-from rein.agents.sac import SAC
-from rein.agents.td3 import TD3
-from rein.envs.cartpole import CartPole
-from rein.envs.pendulum import Pendulum
+from rein.agents.base.policy_loss import Coefficients, policy_loss
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.normalizers import ObservationNormalizer, RewardNormalizer
 from rein.ops.parallel import gather_from_processes, rank
@@ -60,18 +46,22 @@ COEFFICIENTS = Coefficients(0.2, 0.5, 0.01)
 FROZEN = "hidden", "value_head", ""  # parts of the networks; "" means all
 REPLAY = {"capacity": 500, "learning_starts": 12, "batch_size": 8, "update_to_data": 0.25, "hidden": (8,)}
 OTHERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "DQN": (DQN, CartPole, {**REPLAY, "prioritized": True, "n_step": 2, "tau": 0.1, "normalize_observation": True}),
-    "IQN": (IQN, CartPole, {**REPLAY, "target_frequency": 3, "tau": 1.0}),
-    "RecurrentDQN": (RecurrentDQN, CartPole, {**REPLAY, "sequence_length": 4, "burn_in": 2}),
-    "SAC": (SAC, Pendulum, REPLAY),
-    "TD3": (TD3, Pendulum, REPLAY),
-    "DiscreteSAC": (DiscreteSAC, CartPole, REPLAY),
-    "AWAC": (AWAC, Pendulum, REPLAY),
-    "IQL": (IQL, Pendulum, REPLAY),
-    "BC": (BC, Pendulum, REPLAY),
-    "PQN": (PQN, CartPole, {"rollout_steps": 8, "hidden": (8,)}),
-    "A2C": (A2C, CartPole, {"rollout_steps": 2, "hidden": (8,)}),
-    "IMPALA": (IMPALA, CartPole, {"rollout_steps": 2, "hidden": (8,)}),
+    "DQN": (
+        rein.DQN,
+        rein.envs.CartPole,
+        {**REPLAY, "prioritized": True, "n_step": 2, "tau": 0.1, "normalize_observation": True},
+    ),
+    "IQN": (rein.IQN, rein.envs.CartPole, {**REPLAY, "target_frequency": 3, "tau": 1.0}),
+    "RecurrentDQN": (rein.RecurrentDQN, rein.envs.CartPole, {**REPLAY, "sequence_length": 4, "burn_in": 2}),
+    "SAC": (rein.SAC, rein.envs.Pendulum, REPLAY),
+    "TD3": (rein.TD3, rein.envs.Pendulum, REPLAY),
+    "DiscreteSAC": (rein.DiscreteSAC, rein.envs.CartPole, REPLAY),
+    "AWAC": (rein.AWAC, rein.envs.Pendulum, REPLAY),
+    "IQL": (rein.IQL, rein.envs.Pendulum, REPLAY),
+    "BC": (rein.BC, rein.envs.Pendulum, REPLAY),
+    "PQN": (rein.PQN, rein.envs.CartPole, {"rollout_steps": 8, "hidden": (8,)}),
+    "A2C": (rein.A2C, rein.envs.CartPole, {"rollout_steps": 2, "hidden": (8,)}),
+    "IMPALA": (rein.IMPALA, rein.envs.CartPole, {"rollout_steps": 2, "hidden": (8,)}),
 }
 
 
@@ -117,9 +107,11 @@ def moments(share: slice) -> dict[str, Any]:
 
 
 def make_loop(seed: int = 0, num_envs: int = 6, **options: Any) -> rein.Loop:
-    environment = CartPole(num_envs, seed=10 * seed + rank())
+    environment = rein.envs.CartPole(num_envs, seed=10 * seed + rank())
     defaults = {"rollout_steps": 8, "hidden": (8,), "normalize_observation": True, "normalize_reward": True}
-    agent = PPO(environment.single_observation_space, environment.single_action_space, seed=seed, **defaults | options)
+    agent = rein.PPO(
+        environment.single_observation_space, environment.single_action_space, seed=seed, **defaults | options
+    )
     return rein.training_loop(agent, environment)
 
 
@@ -137,8 +129,10 @@ def ran(loop: rein.Loop, epochs: int) -> dict[str, Any]:
 
 
 def seeded_by_the_loop() -> dict[str, Any]:
-    environment = CartPole(6)
-    agent = PPO(environment.single_observation_space, environment.single_action_space, rollout_steps=8, hidden=(8,))
+    environment = rein.envs.CartPole(6)
+    agent = rein.PPO(
+        environment.single_observation_space, environment.single_action_space, rollout_steps=8, hidden=(8,)
+    )
     loop = rein.training_loop(agent, environment, seed=3)
     return ran(loop, epochs=1) | {"seeds": (agent.seed, environment.seed)}
 
@@ -260,9 +254,9 @@ POPULATIONS = {
 
 def train_population(case: str, number: int) -> dict[str, Any]:
     """Return the error, the networks and the learning rates of a population."""
-    environment = CartPole(8, seed=number)
+    environment = rein.envs.CartPole(8, seed=number)
     options: dict[str, Any] = {"rollout_steps": 4, "minibatches": 1, "hidden": (4,), "seed": 0}
-    agent = rein.Population(PPO, environment, learners=4, learning_rate=[1e-3, 2e-3, 3e-3, 4e-3], **options)
+    agent = rein.Population(rein.PPO, environment, learners=4, learning_rate=[1e-3, 2e-3, 3e-3, 4e-3], **options)
     loop, takes_part = rein.training_loop(agent, environment), number == 1 or case.startswith("all")
     if takes_part and "freeze" in case:
         loop.epoch_ended(once=2)(lambda state: agent.freeze(0))

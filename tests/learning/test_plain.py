@@ -13,48 +13,34 @@ import torch
 
 import rein
 from rein import accelerators
-from rein.agents.a2c import A2C
-from rein.agents.awac import AWAC
 from rein.agents.base.learner import Learner
-from rein.agents.bc import BC
-from rein.agents.ddpg import DDPG
-from rein.agents.discrete_sac import DiscreteSAC
-from rein.agents.dqn import DQN
-from rein.agents.impala import IMPALA
-from rein.agents.iql import IQL
-from rein.agents.iqn import IQN
-from rein.agents.ppo import PPO
-from rein.agents.pqn import PQN
-from rein.agents.q_learning import QLearning
-from rein.agents.recurrent_dqn import RecurrentDQN
-from rein.agents.sac import SAC
-from rein.agents.td3 import TD3
-from rein.envs.cartpole import CartPole
-from rein.envs.gridworld import Gridworld
-from rein.envs.pendulum import Pendulum
 from rein.networks.recurrent import LSTM
 
 ROLLOUT = {"hidden": (8,), "rollout_steps": 8}
 REPLAY = {"hidden": (8,), "batch_size": 8, "capacity": 200, "learning_starts": 0}
 CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "PPO": (PPO, CartPole, ROLLOUT),
-    "PPO, continuous": (PPO, Pendulum, ROLLOUT),
-    "PPO, recurrent": (PPO, CartPole, {**ROLLOUT, "minibatches": 1, "core": functools.partial(LSTM, features=8)}),
-    "A2C": (A2C, CartPole, ROLLOUT),
-    "IMPALA": (IMPALA, CartPole, ROLLOUT),
-    "PQN": (PQN, CartPole, ROLLOUT),
-    "DQN": (DQN, CartPole, REPLAY),
-    "DQN, prioritized": (DQN, CartPole, {**REPLAY, "prioritized": True}),
-    "IQN": (IQN, CartPole, REPLAY),
-    "RecurrentDQN": (RecurrentDQN, CartPole, {**REPLAY, "sequence_length": 4, "burn_in": 2}),
-    "DDPG": (DDPG, Pendulum, REPLAY),
-    "TD3": (TD3, Pendulum, REPLAY),
-    "SAC": (SAC, Pendulum, REPLAY),
-    "DiscreteSAC": (DiscreteSAC, CartPole, REPLAY),
-    "AWAC": (AWAC, Pendulum, REPLAY),
-    "IQL": (IQL, Pendulum, REPLAY),
-    "BC": (BC, Pendulum, REPLAY),
-    "QLearning": (QLearning, Gridworld, {}),
+    "PPO": (rein.PPO, rein.envs.CartPole, ROLLOUT),
+    "PPO, continuous": (rein.PPO, rein.envs.Pendulum, ROLLOUT),
+    "PPO, recurrent": (
+        rein.PPO,
+        rein.envs.CartPole,
+        {**ROLLOUT, "minibatches": 1, "core": functools.partial(LSTM, features=8)},
+    ),
+    "A2C": (rein.A2C, rein.envs.CartPole, ROLLOUT),
+    "IMPALA": (rein.IMPALA, rein.envs.CartPole, ROLLOUT),
+    "PQN": (rein.PQN, rein.envs.CartPole, ROLLOUT),
+    "DQN": (rein.DQN, rein.envs.CartPole, REPLAY),
+    "DQN, prioritized": (rein.DQN, rein.envs.CartPole, {**REPLAY, "prioritized": True}),
+    "IQN": (rein.IQN, rein.envs.CartPole, REPLAY),
+    "RecurrentDQN": (rein.RecurrentDQN, rein.envs.CartPole, {**REPLAY, "sequence_length": 4, "burn_in": 2}),
+    "DDPG": (rein.DDPG, rein.envs.Pendulum, REPLAY),
+    "TD3": (rein.TD3, rein.envs.Pendulum, REPLAY),
+    "SAC": (rein.SAC, rein.envs.Pendulum, REPLAY),
+    "DiscreteSAC": (rein.DiscreteSAC, rein.envs.CartPole, REPLAY),
+    "AWAC": (rein.AWAC, rein.envs.Pendulum, REPLAY),
+    "IQL": (rein.IQL, rein.envs.Pendulum, REPLAY),
+    "BC": (rein.BC, rein.envs.Pendulum, REPLAY),
+    "QLearning": (rein.QLearning, rein.envs.Gridworld, {}),
 }
 
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rein.agents.base.learner import Batch, Learner
-from rein.agents.base.optimizers import Adam
+from rein.agents.base.learner import Batch
 from rein.agents.iqn import quantile_loss
 from rein.networks.q_networks import QuantileNetwork
 from rein.ops.random import generator
@@ -51,21 +50,3 @@ def test_td_error_is_unweighted():
         z = net.quantiles(rows.features, rows.level)[b, :, rows.action[b]]
         assert torch.allclose(metrics["td_error"][b], (rows.target[b][:, None] - z).abs().mean(), atol=1e-6)
     assert not metrics["td_error"].requires_grad
-
-
-def test_loss_is_deterministic():
-    net, rows, position = network(), batch(), torch.get_rng_state()
-    assert torch.equal(quantile_loss(net, rows, 1.0)[0], quantile_loss(net, rows, 1.0)[0])
-    assert torch.equal(position, torch.get_rng_state())
-
-
-def test_micro_batches_change_rounding_only():
-    found = []
-    for micro_batch in (None, 4):
-        net = network()
-        learner = Learner(net, quantile_loss, Adam, max_grad_norm=1.0, micro_batch=micro_batch)
-        metrics = learner.step(batch(), 0.5)
-        found.append((metrics, [p.detach().clone() for p in net.parameters()]))
-    (one, p), (other, q) = found
-    assert all(torch.allclose(one[name], other[name], atol=1e-6) for name in one)
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(p, q, strict=True))

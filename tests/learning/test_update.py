@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -80,18 +79,6 @@ def test_skipped_step_changes_nothing(name: str) -> None:
     assert first_difference(before, [[x.detach() for x in p], plain_state(optimizer)]) is not None
 
 
-def test_guard_receives_metrics_and_norm() -> None:
-    p, received = parameters(), {}
-
-    def look(metrics: Any, gradients: list[Tensor]) -> bool:
-        received.update(metrics)
-        return True
-
-    give_gradients(p, 0)
-    norm = apply_gradients(Adam(p), {"loss": torch.tensor(2.0)}, max_grad_norm=0.5, guard=look)
-    assert received == {"loss": torch.tensor(2.0), "grad_norm": norm}
-
-
 def test_guard_can_skip_non_finite_gradients() -> None:
     p = parameters()
     initial = [parameter.detach().clone() for parameter in p]
@@ -163,23 +150,6 @@ def test_adam_supports_all_memory_layouts(kind: str, last: bool) -> None:
         mine.step()
         torchs.step()
     torch.testing.assert_close(p, q)
-
-
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_adam_matches_torch_for_convolutions(memory_format: torch.memory_format) -> None:
-    """`torch.autograd.grad` returns gradients of convolutions in the memory layout of the images."""
-    torch.manual_seed(0)
-    p = torch.nn.Conv2d(4, 8, 3)
-    q = copy.deepcopy(p)
-    mine, torchs = Adam(p.parameters(), lr=1e-2), torch.optim.Adam(q.parameters(), lr=1e-2)
-    image = torch.randn(16, 4, 9, 9).to(memory_format=memory_format)
-    for _ in range(3):
-        for network, optimizer in ((p, mine), (q, torchs)):
-            found = torch.autograd.grad(network(image).square().mean(), list(network.parameters()))
-            for parameter, gradient in zip(network.parameters(), found, strict=True):
-                parameter.grad = gradient
-            optimizer.step()
-    torch.testing.assert_close(p.weight, q.weight)
 
 
 def test_adam_skips_parameters_without_gradient() -> None:

@@ -10,6 +10,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein
+from tests.agents.steps import practice
 
 SPACES = spaces.Box(-1.0, 1.0, (2,)), spaces.Discrete(2)
 
@@ -18,14 +19,9 @@ def change(value_clip: float | None) -> Tensor:
     """Return the largest change of a value in an update whose targets are far away."""
     settings: Any = {"rollout_steps": 8, "minibatches": 2, "update_epochs": 20, "optimizer": torch.optim.SGD}
     agent = rein.PPO(*SPACES, seed=0, hidden=(16,), value_clip=value_clip, learning_rate=0.01, **settings)
-    observation, reward = torch.ones(32, 2), torch.full((32,), 100.0)
-    flags = torch.zeros(32, dtype=torch.bool)
+    observation = torch.ones(32, 2)
     before = agent.select_action(observation)[1]["value"]
-    for _ in range(8):
-        action, extras = agent.select_action(observation)
-        transition = (observation, action, reward, ~flags, flags, observation, ~flags, extras)
-        agent.record_observation(rein.Transition(*transition))
-        agent.optimize_model()
+    practice(agent, observation, lambda action: torch.full((32,), 100.0), 8)
     assert agent.updates == 40
     return (agent.select_action(observation)[1]["value"] - before).abs().max()
 

@@ -1,4 +1,4 @@
-"""Regression tests for bugs of an earlier loop, and for behavior that its tests checked."""
+"""Regression tests for bugs of an earlier loop."""
 
 from __future__ import annotations
 
@@ -24,9 +24,6 @@ def counted(loop: rein.Loop) -> dict[str, int]:
     return counts
 
 
-# ------------------------------------------------------------------ earlier bugs
-
-
 def test_halted_epoch_advances_without_a_handler_of_its_halt() -> None:
     """The earlier loop repeated the epoch unless a handler of `epoch_halted` halted it again."""
     loop = rein.Loop(nothing)
@@ -34,37 +31,6 @@ def test_halted_epoch_advances_without_a_handler_of_its_halt() -> None:
     final = loop.run(epochs=3, iterations=5)
     assert [(record.epoch, record.iterations) for record in final.history] == [(1, 3), (2, 5), (3, 5)]
     assert (final.total_iterations, final.clocks.epochs) == (13, 3)
-
-
-def test_halt_does_not_skip_later_handlers() -> None:
-    """The earlier loop skipped them, including a checkpoint attached after an early stop."""
-    loop, log = rein.Loop(nothing), []
-
-    @loop.epoch_completed
-    def early_stop(state: rein.State) -> None:
-        state.halt_loop("no better")
-
-    @loop.epoch_completed
-    def checkpoint(state: rein.State) -> None:
-        log.append("attached after the early stop")
-
-    loop.epoch_ended(lambda state: log.append("the epoch ends"))
-    loop.run(epochs=3, iterations=1)
-    assert log == ["attached after the early stop", "the epoch ends"]
-
-
-def test_every_event_fires_in_some_run() -> None:
-    """In the earlier loop, handlers of `halted` and `completed` were never called."""
-    completes = rein.Loop(nothing, epochs=1, iterations=1)
-    halts = rein.Loop(nothing, epochs=1, iterations=1)
-    halts.epoch_started(rein.State.halt_loop)
-    fails = rein.Loop(lambda state: 1 / 0, epochs=1, iterations=1)
-    counts = {name: counted(loop) for name, loop in (("c", completes), ("h", halts), ("f", fails))}
-    completes.run()
-    halts.run()
-    with pytest.raises(ZeroDivisionError):
-        fails.run()
-    assert {name for fired in counts.values() for name, n in fired.items() if n} == set(completes.events)
 
 
 def test_metric_does_not_lag_one_iteration() -> None:
@@ -130,69 +96,3 @@ def test_loop_is_garbage_collected() -> None:
     references = use()
     gc.collect()
     assert [reference() for reference in references] == [None, None, None]
-
-
-# ------------------------------------------------------------------ behavior that stays
-
-
-def test_firing_counts_of_five_epochs_of_ten_iterations() -> None:
-    loop = rein.Loop(nothing)
-    counts = counted(loop)
-    loop.run(epochs=5, iterations=10)
-    assert counts == {
-        "started": 1,
-        "epoch_started": 5,
-        "iteration_started": 50,
-        "iteration_completed": 50,
-        "epoch_completed": 5,
-        "epoch_halted": 0,
-        "epoch_ended": 5,
-        "completed": 1,
-        "halted": 0,
-        "failed": 0,
-    }
-
-
-def test_halting_every_epoch_halts_all_epochs() -> None:
-    loop = rein.Loop(nothing)
-    counts = counted(loop)
-    loop.iteration_completed(rein.State.halt_epoch)
-    loop.run(epochs=5, iterations=10)
-    assert (counts["epoch_halted"], counts["epoch_completed"], counts["iteration_completed"]) == (5, 0, 5)
-
-
-def test_firing_is_counted_once_for_any_number_of_handlers() -> None:
-    loop, seen = rein.Loop(nothing), []
-    loop.epoch_ended(every=1)(nothing)
-    loop.epoch_ended(every=1)(nothing)
-    loop.epoch_ended(lambda state: seen.append((state.counts["epoch_ended"], state.total_iterations)))
-    loop.run(epochs=2, iterations=10)
-    assert seen == [(1, 10), (2, 20)]
-
-
-def test_step_state_assigned_by_a_handler_persists() -> None:
-    loop = rein.Loop(lambda state: state.step_state)
-
-    @loop.epoch_started(after=1)
-    def count(state: rein.State) -> None:
-        (number,) = state.step_state["counter"]
-        state.step_state = {"counter": (number + 1,)}
-
-    assert loop.run(epochs=5, iterations=10, init={"counter": (0,)}).step_state == {"counter": (4,)}
-
-
-def test_second_run_continues_epoch_numbers() -> None:
-    loop, seen = rein.Loop(nothing), []
-    loop.run(epochs=3, iterations=1)
-    loop.epoch_started(lambda state: seen.append(state.epoch))
-    loop.run(epochs=8, iterations=1)
-    assert seen == [4, 5, 6, 7, 8]
-
-
-def test_equal_steps_give_equal_metrics() -> None:
-    def metrics() -> list[dict[str, float]]:
-        loop = rein.Loop(lambda state: {"x": (state.total_iterations * 7919) % 13})
-        loop.metric("x", "x")
-        return [dict(record.metrics) for record in loop.run(epochs=3, iterations=11).history]
-
-    assert metrics() == metrics()

@@ -20,14 +20,6 @@ def note(log: list[Any], what: Any) -> Callable[[rein.State], None]:
     return lambda state: log.append(what)
 
 
-def test_handlers_run_in_the_order_of_attachment() -> None:
-    loop, log = rein.Loop(nothing), []
-    for number in range(20):
-        loop.epoch_started.attach(note(log, number))
-    loop.run(iterations=1)
-    assert log == list(range(20))
-
-
 def test_filtered_and_unfiltered_handlers_keep_the_order() -> None:
     loop, log = rein.Loop(nothing), []
     for number in range(6):
@@ -62,15 +54,6 @@ def test_decorators_stack_and_return_the_function() -> None:
     assert loop.on("epoch_started")(handler) is handler
     assert loop.on_all(handler) is handler
     assert loop.epoch_ended.observe(handler) is handler
-
-
-def test_function_can_be_attached_to_an_event_twice() -> None:
-    loop, log = rein.Loop(nothing), []
-    handler = note(log, "x")
-    loop.epoch_ended(every=2)(loop.epoch_ended(handler))
-    loop.run(epochs=2, iterations=1)
-    assert log == ["x"] * 3
-    assert loop.epoch_ended.handlers == (handler, handler)
 
 
 def test_handle_detaches_only_its_attachment_and_can_repeat() -> None:
@@ -237,18 +220,6 @@ def test_filtered_handler_can_be_detached_by_an_earlier_one(filters: dict[str, A
     handle = loop.iteration_completed.attach(note(log, "x"), unit=unit, **filters)
     final = loop.run(iterations=3)
     assert handle.key not in final.counts, "its memory must not be reused by a handler of the same name"
-
-
-def test_handler_can_detach_itself() -> None:
-    loop, log = rein.Loop(nothing), []
-
-    @loop.iteration_completed(when=lambda state: True)
-    def only_once(state: rein.State) -> None:
-        log.append(state.iteration)
-        loop.iteration_completed.detach(only_once)
-
-    loop.run(iterations=3)
-    assert log == [1]
 
 
 class CallableObject:

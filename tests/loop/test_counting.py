@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 
 import numpy as np
 import pytest
@@ -128,13 +127,6 @@ def test_remaining_is_nan_without_a_limit_of_epochs() -> None:
     assert math.isnan(rein.State().remaining)
 
 
-def test_loop_clocks_advance_before_their_event() -> None:
-    loop, seen = rein.Loop(nothing), []
-    loop.on_all(lambda state: seen.append((state.clocks.iterations, state.clocks.epochs)))
-    loop.run(epochs=1, iterations=2)
-    assert seen == [(0, 0), (0, 0), (0, 0), (1, 0), (1, 0), (2, 0), (2, 1), (2, 1), (2, 1)]
-
-
 def test_parts_can_advance_only_their_clocks() -> None:
     clocks = rein.State().clocks
     clocks.advance(env_steps=16, vector_steps=1)
@@ -158,22 +150,6 @@ def test_clock_with_a_tensor_is_fetched_when_read() -> None:
     assert clocks.episodes == 5 and type(clocks.episodes) is int
     assert type(clocks._episodes) is int
     assert ended == 3, "the tensor of the part must not change"
-
-
-def test_seconds_count_only_while_the_loop_runs() -> None:
-    loop = rein.Loop(lambda state: time.sleep(0.01))
-    after = loop.run(epochs=1, iterations=1).clocks.seconds
-    assert after >= 0.01
-    time.sleep(0.01)
-    assert loop.state.clocks.seconds == after
-    assert loop.run(epochs=2, iterations=1).clocks.seconds >= after + 0.01
-
-
-def test_epoch_record_contains_its_duration() -> None:
-    loop = rein.Loop(lambda state: time.sleep(0.01))
-    final = loop.run(epochs=2, iterations=1)
-    assert all(0.01 <= record.seconds <= final.clocks.seconds for record in final.history)
-    assert final.times["epoch"] == final.history[-1].seconds
 
 
 def test_times_are_reset_in_each_epoch() -> None:

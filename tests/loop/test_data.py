@@ -177,13 +177,6 @@ def test_elements_can_be_anything_including_none() -> None:
     assert [batch for _, batch in log] == [None, 0, "", ()]
 
 
-def test_data_loader_is_iterated_once_per_epoch() -> None:
-    loader = DataLoader(TensorDataset(torch.arange(6)), batch_size=4)
-    loop = rein.Loop(lambda state: int(state.batch[0].sum()) + (state.step_state or 0))
-    final = loop.run(loader, epochs=2)
-    assert (final.step_state, final.total_iterations) == (30, 4)
-
-
 class Stream(IterableDataset):
     def __iter__(self) -> Iterator[int]:
         return iter(range(3))

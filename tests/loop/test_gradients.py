@@ -60,6 +60,7 @@ def parameters(loop: rein.Loop) -> list[torch.Tensor]:
     return list((part.networks["main"] if isinstance(part, Owner) else part).parameters())
 
 
+@pytest.mark.default_cases(every=3)
 @pytest.mark.parametrize("owner", ["module", "both", "object", "optimizer"])
 @pytest.mark.parametrize("saved_at", range(1, 12))
 def test_accumulated_gradients_resume_from_every_iteration(owner: str, saved_at: int, tmp_path: Path) -> None:

@@ -85,17 +85,6 @@ def test_reason_is_reset_by_the_next_run() -> None:
     assert (final.status, final.reason, final.epoch) == ("completed", None, 3)
 
 
-def test_halted_epoch_is_followed_by_a_whole_epoch() -> None:
-    loop = rein.Loop(nothing)
-    loop.iteration_completed(once=2)(rein.State.halt_epoch)
-    final = loop.run(epochs=3, iterations=5)
-    assert [(r.epoch, r.status, r.iterations) for r in final.history] == [
-        (1, "halted", 2),
-        (2, "completed", 5),
-        (3, "completed", 5),
-    ]
-
-
 def test_halt_between_two_epochs_ends_neither() -> None:
     loop = rein.Loop(nothing)
     loop.epoch_ended(lambda state: state.request(rein.State.halt_epoch))
@@ -147,29 +136,12 @@ def test_halt_without_a_run_warns_and_is_ignored(ask: str) -> None:
     assert [record.status for record in final.history] == ["completed"] * 3
 
 
-def test_interrupt_finishes_the_current_iteration() -> None:
-    loop, log = rein.Loop(lambda state: log.append("step")), []
-    loop.iteration_started(once=2)(lambda state: loop.interrupt())
-    loop.iteration_completed(lambda state: log.append("completed"))
-    final = loop.run(iterations=5)
-    assert log == ["step", "completed"] * 2
-    assert (final.iteration, final.epoch_open) == (2, True)
-
-
 def test_interrupt_in_every_iteration_still_makes_progress() -> None:
     loop = rein.Loop(nothing)
     loop.iteration_started(lambda state: loop.interrupt())
     for finished in (1, 2, 3):
         assert loop.run(iterations=3).iteration == finished
     assert loop.run(iterations=3).status == "completed"
-
-
-def test_run_after_a_halt_of_the_loop_starts_the_next_epoch() -> None:
-    loop = rein.Loop(nothing)
-    loop.iteration_completed(once=2)(rein.State.halt_loop)
-    loop.run(epochs=2, iterations=5)
-    final = loop.run(epochs=2, iterations=5)
-    assert [(r.status, r.iterations) for r in final.history] == [("halted", 2), ("completed", 5)]
 
 
 @pytest.mark.parametrize("how", ["halt_epoch", "halt_loop", "stop"])

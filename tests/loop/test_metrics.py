@@ -74,14 +74,6 @@ def test_unreported_metric_is_nan(reduce: str) -> None:
     assert math.isnan(final.metrics["x"]) and math.isnan(final.history[-1].metrics["x"])
 
 
-def test_metric_includes_the_iteration_that_is_completed() -> None:
-    loop, seen = rein.Loop(lambda state: {"x": float(state.total_iterations)}), []
-    loop.metric("x", "x", "last")
-    loop.iteration_completed(lambda state: seen.append(state.metrics["x"]))
-    loop.run(iterations=4)
-    assert seen == [0.0, 1.0, 2.0, 3.0]
-
-
 def test_metrics_reset_in_each_epoch_also_after_a_halt() -> None:
     loop, begun = rein.Loop(lambda state: {"x": 1.0}), []
     loop.metric("x", "x", "sum")

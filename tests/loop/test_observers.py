@@ -86,15 +86,6 @@ def test_event_without_handlers_calls_nothing() -> None:
     assert loop.epoch_ended.calls == (nothing,)
 
 
-def test_observers_receive_only_events_of_their_loop() -> None:
-    first, second, log = rein.Loop(nothing), rein.Loop(nothing), []
-    first.epoch_ended.observe(lambda loop, state: log.append(loop is first))
-    second.run(iterations=1)
-    assert log == []
-    first.run(iterations=1)
-    assert log == [True]
-
-
 def test_non_callable_observer_is_rejected() -> None:
     with pytest.raises(TypeError, match="epoch_ended: an observer must be callable with"):
         rein.Loop(nothing).epoch_ended.observe(3)  # type: ignore[type-var]  # invalid on purpose
@@ -125,13 +116,6 @@ def test_event_name_cannot_hide_an_attribute_of_the_loop(name: str) -> None:
         ValueError, match=f"define\\('{name}'\\): the loop already has an attribute or event with this name"
     ):
         rein.Loop(nothing).define(name)
-
-
-def test_defining_an_event_twice_raises() -> None:
-    loop = rein.Loop(nothing)
-    loop.define("sampled")
-    with pytest.raises(ValueError, match="the loop already has an attribute or event with this name"):
-        loop.define("sampled")
 
 
 @pytest.mark.parametrize("event", ["iteration_completed", "epoch_ended", "completed"])

@@ -128,6 +128,7 @@ def scheduled(kind: str) -> tuple[rein.Loop, list[float]]:
     return loop, rates
 
 
+@pytest.mark.default_cases(every=2)
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # the warning depends on the interruption
 @pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")  # raised by torch's SequentialLR
 @pytest.mark.parametrize("left_at", [1, 5, 8])

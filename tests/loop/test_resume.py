@@ -148,6 +148,7 @@ def run_to_the_end(
     return loop, runs
 
 
+@pytest.mark.default_cases(every=2)
 @pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("new_loop", [False, True])
 def test_interrupted_run_ends_like_an_uninterrupted_one(seed: int, new_loop: bool) -> None:
@@ -167,6 +168,7 @@ def test_interrupted_run_ends_like_an_uninterrupted_one(seed: int, new_loop: boo
     assert outcome(cut.state) == outcome(uncut.state)
 
 
+@pytest.mark.default_cases(every=2)
 @pytest.mark.parametrize("seed", range(100, 130))
 def test_state_saved_at_an_edge_resumes_to_the_same_end(seed: int) -> None:
     """The run is not interrupted, as after a kill, when only the last checkpoint is left."""

@@ -190,12 +190,6 @@ def test_named_tuples_keep_fields_and_get_types_from_init() -> None:
         loaded(loop.state_dict(), doubling).run(epochs=2, iterations=1)
 
 
-def test_init_is_used_only_in_the_first_run() -> None:
-    loop = rein.Loop(lambda state: state.step_state + 1)
-    loop.run(epochs=1, iterations=2, init=0)
-    assert loop.run(epochs=2, iterations=2, init=100).step_state == 4
-
-
 def test_memory_can_hold_tensors_and_is_loaded_in_place() -> None:
     loop = rein.Loop(nothing)
     loop.state.memory["best"] = {"weights": torch.ones(2), "at": (1, 2)}

@@ -101,21 +101,6 @@ def test_actor_and_critic_have_separate_carries(core: str) -> None:
     assert torch.equal(kept.entropy(), before.entropy()) and not torch.equal(moved.entropy(), before.entropy())
 
 
-@pytest.mark.parametrize("core", CORES)
-def test_gradients_and_carry_do_not_cross_a_reset(core: str) -> None:
-    networks, reset_TN = make(core=CORES[core]), torch.zeros(T, N, dtype=torch.bool)
-    reset_TN[3] = True
-    x_TNF, carry = numbers(T, N, F).requires_grad_(), numbers(N, networks.carry_size, seed=1).requires_grad_()
-    distribution, value_TN = networks.sequence(x_TNF, carry, reset_TN)
-    later = value_TN[3:].sum() + distribution.entropy()[3:].sum()
-    to_x, to_carry = torch.autograd.grad(later, [x_TNF, carry])
-    assert not to_x[:3].any() and not to_carry.any()
-    assert to_x[3:].abs().amin(2).gt(0.0).all()
-    _, after = networks.sequence(torch.cat([x_TNF[:3] + 1.0, x_TNF[3:]]), carry - 1.0, reset_TN)
-    assert torch.equal(after[3:], value_TN[3:])
-    assert not torch.equal(after[:3], value_TN[:3])
-
-
 @pytest.mark.parametrize(("shape", "first"), [((84, 84, 3), False), ((3, 84, 84), True), ((40, 36, 1), False)])
 def test_both_losses_train_the_image_encoder(shape: tuple[int, ...], first: bool) -> None:
     space = spaces.Box(0, 255, shape, np.uint8)
@@ -136,15 +121,6 @@ def test_sequences_of_images_keep_their_shape() -> None:
     carry = torch.zeros(2, networks.carry_size)
     _, value_TN = networks.sequence(image, carry, torch.zeros(3, 2, dtype=torch.bool))
     torch.testing.assert_close(value_TN[0], networks.value(image[0], carry), atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("core", [None, *CORES])
-def test_parameters_are_drawn_only_from_the_generator(core: str | None) -> None:
-    torch.manual_seed(1)
-    position = torch.get_rng_state()
-    one, other = (make(core=CORES[core] if core else None).state_dict() for _ in range(2))
-    assert torch.equal(torch.get_rng_state(), position)
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("core", CORES)

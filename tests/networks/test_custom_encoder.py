@@ -126,42 +126,34 @@ def test_invalid_factory_is_rejected(given: Any) -> None:
         encoder_for(BOX, generator(0, "encoder"), given)
 
 
-def test_factory_without_a_module_is_rejected() -> None:
-    with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module from the factory, got int"):
-        encoder_for(BOX, generator(0, "encoder"), lambda space, source: 3)  # type: ignore[arg-type, return-value]  # invalid on purpose
+class Half(Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).half()
 
 
-@pytest.mark.parametrize("features", [0, True, 2.0, nn.Linear(1, 1)], ids=str)
-def test_invalid_number_of_features_is_rejected(features: Any) -> None:
+def with_features(features: Any) -> Any:
     def factory(space: spaces.Space[Any], source: torch.Generator) -> nn.Module:
         module = Linear(space, source)
         del module.features
         module.features = features
         return module
 
-    with pytest.raises(ValueError, match=r"Linear\.features is .*set it to the number of features"):
+    return factory
+
+
+@pytest.mark.parametrize(
+    ("factory", "error", "text"),
+    [
+        (lambda space, source: 3, TypeError, r"expected a torch\.nn\.Module from the factory, got int"),
+        (lambda space, source: nn.Linear(3, 4), ValueError, r"Linear\.features is missing"),
+        *[(with_features(each), ValueError, r"Linear\.features is ") for each in (0, True, 2.0, nn.Linear(1, 1))],
+        (functools.partial(Linear, outputs=4), ValueError, r"returned \(2, 4\) of torch.float32 .*\(2, 5\) of"),
+        (Half, ValueError, r"returned \(2, 5\) of torch.float16"),
+    ],
+)
+def test_invalid_encoder_is_rejected(factory: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
         encoder_for(BOX, generator(0, "encoder"), factory)
-
-
-def test_module_without_features_is_rejected() -> None:
-    with pytest.raises(ValueError, match=r"Linear\.features is missing; .*as in `self\.features = 64`"):
-        encoder_for(BOX, generator(0, "encoder"), lambda space, source: nn.Linear(3, 4))
-
-
-def test_output_of_another_shape_is_rejected() -> None:
-    with pytest.raises(
-        ValueError, match=r"returned \(2, 4\) of torch.float32 for two observations \(2, 3\).*\(2, 5\) of"
-    ):
-        encoder_for(BOX, generator(0, "encoder"), functools.partial(Linear, outputs=4))
-
-
-def test_output_of_another_dtype_is_rejected() -> None:
-    class Half(Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).half()
-
-    with pytest.raises(ValueError, match=r"returned \(2, 5\) of torch.float16"):
-        encoder_for(BOX, generator(0, "encoder"), Half)
 
 
 def test_error_in_the_trial_notes_the_input() -> None:

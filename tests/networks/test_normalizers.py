@@ -41,14 +41,6 @@ def test_observations_match_the_pure_function_exactly() -> None:
     assert (it(rows()[0]).abs() == 1.5).any()
 
 
-def test_normalized_observations_have_mean_zero_and_deviation_one() -> None:
-    it, (x, valid) = observed(), rows()
-    normal = it(x)[valid]
-    assert normal.dtype == torch.float32
-    torch.testing.assert_close(normal.mean(0), torch.zeros(FEATURES), atol=1e-4, rtol=0.0)
-    torch.testing.assert_close(normal.std(0, correction=0), torch.ones(FEATURES), atol=1e-3, rtol=0.0)
-
-
 def test_before_the_first_update_observations_are_only_clipped() -> None:
     x = torch.tensor([[-2.0, 0.1, 9.9], [1e9, -11.0, 0.0]])
     it = ObservationNormalizer(FEATURES, "cpu")
@@ -64,19 +56,6 @@ def test_normalizing_changes_neither_statistics_nor_input() -> None:
     it(x)
     assert torch.equal(x, given)
     assert all(torch.equal(value, before[name]) for name, value in it.state_dict().items())
-
-
-def test_nan_in_invalid_observations_is_ignored() -> None:
-    x, valid = rows()
-    it = ObservationNormalizer(FEATURES, "cpu")
-    it.update(x.masked_fill(~valid[:, None], torch.nan), valid)
-    assert torch.equal(it(x), observed()(x))
-
-
-def test_observations_can_have_several_leading_dimensions() -> None:
-    (x, valid), it = rows(), ObservationNormalizer(FEATURES, "cpu")
-    it.update(x.view(20, 10, FEATURES), valid.view(20, 10))
-    assert torch.equal(it(x.view(20, 10, FEATURES)).view(B, FEATURES), observed()(x))
 
 
 def test_gradient_flows_where_nothing_is_clipped() -> None:
@@ -123,34 +102,6 @@ def test_update_is_visible_through_shared_buffers() -> None:
     shared = copy.deepcopy(it, memo)
     it.update(*rows(1))
     assert torch.equal(shared(rows(2)[0]), it(rows(2)[0]))
-
-
-def test_observations_of_another_width_raise() -> None:
-    with pytest.raises(ValueError, match=r"expected rows of shape \(3,\)"):
-        observed().update(torch.zeros(5, 4))
-
-
-class TestStateOfObservations(StatefulContract):
-    def make(self):
-        return _Seen()
-
-    def step(self, part):
-        return part.step()
-
-
-class _Seen(ObservationNormalizer):
-    """Normalizer with new rows in each step and a plain state."""
-
-    def __init__(self):
-        super().__init__(FEATURES, "cpu")
-
-    def step(self):
-        x, valid = rows(int(self.rows))
-        self.update(x, valid)
-        return self(x)
-
-    def state_dict(self):
-        return dict(super().state_dict())
 
 
 def rollout(seed: int = 0, steps: int = T) -> tuple[Tensor, Tensor, Tensor]:
@@ -201,30 +152,6 @@ def test_returns_continue_between_calls_and_restart_after_an_end() -> None:
     reward, _, valid = second
     torch.testing.assert_close(results[1][valid], (reward[valid] / returns.std(correction=0)).float())
     torch.testing.assert_close(it.state_dict()["running_return"], torch.tensor(running, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("cut", [1, T // 2, T - 1])
-def test_parts_of_a_rollout_give_the_same_state_as_the_whole(cut: int) -> None:
-    whole, parts = rollout(), ([x[:cut] for x in rollout()], [x[cut:] for x in rollout()])
-    one, two = scaled(whole)[0].state_dict(), scaled(*map(tuple, parts))[0].state_dict()
-    assert torch.equal(one["running_return"], two["running_return"])
-    assert torch.equal(one["rows"], two["rows"])
-    for name in ("mean", "m2"):
-        torch.testing.assert_close(one[name], two[name], rtol=1e-12, atol=0.0)
-
-
-def test_rewards_are_never_shifted() -> None:
-    reward, ended, valid = rollout()
-    _, (result,) = scaled((reward, ended, valid))
-    ratio = (result / reward)[valid]
-    torch.testing.assert_close(ratio, ratio[0].expand_as(ratio))
-    assert torch.equal(result.sign()[valid], reward.sign()[valid])
-
-
-def test_scaled_rewards_do_not_depend_on_the_unit() -> None:
-    reward, ended, valid = rollout()
-    (_, (one,)), (_, (other,)) = scaled((reward, ended, valid)), scaled((1000.0 * reward, ended, valid))
-    torch.testing.assert_close(one, other)
 
 
 def test_scaled_rewards_are_clipped() -> None:

@@ -86,23 +86,6 @@ def test_numbers_beside_images_are_normalized() -> None:
     assert torch.equal(encoder(seen), torch.cat([torch.full((20, 36 * 36), 9.0) / 255.0, alone(seen["position"])], 1))
 
 
-def test_normalized_rows_have_mean_zero_and_deviation_one() -> None:
-    encoder, x = Preprocessor(VECTOR, CPU, normalize=True), rows(500, 3)
-    encoder.update(x)
-    torch.testing.assert_close(encoder(x).mean(0), torch.zeros(3), atol=1e-4, rtol=0)
-    torch.testing.assert_close(encoder(x).std(0, correction=0), torch.ones(3), atol=1e-3, rtol=0)
-
-
-def test_only_update_changes_the_statistics() -> None:
-    encoder, x = Preprocessor(VECTOR, CPU, normalize=True), rows(20, 3)
-    before = {name: value.clone() for name, value in encoder.state_dict().items()}
-    first = encoder(x)
-    assert torch.equal(encoder(x), first)
-    assert all(torch.equal(value, encoder.state_dict()[name]) for name, value in before.items())
-    encoder.update(x)
-    assert not torch.equal(encoder(x), first)
-
-
 def test_invalid_rows_do_not_enter_the_statistics() -> None:
     one, other = (Preprocessor(VECTOR, CPU, normalize=True) for _ in range(2))
     x, valid_N = rows(20, 3), torch.arange(20) % 3 > 0
@@ -112,14 +95,6 @@ def test_invalid_rows_do_not_enter_the_statistics() -> None:
     third.update(x[valid_N])
     assert torch.equal(one(x), other(x))
     torch.testing.assert_close(one(x), third(x))
-
-
-def test_observations_are_not_modified() -> None:
-    encoder, x = Preprocessor(VECTOR, CPU, normalize=True), rows(20, 3)
-    kept = x.clone()
-    encoder.update(x)
-    encoder(x)
-    assert torch.equal(x, kept)
 
 
 def test_statistics_are_not_parameters_and_carry_no_graph() -> None:

@@ -43,22 +43,8 @@ def test_hidden_layer_is_linear_norm_relu() -> None:
     torch.testing.assert_close(it.head(x), it(features()))
 
 
-def test_layer_norm_bounds_the_values_of_any_observation() -> None:
-    """Scaling an observation by a million must not scale its values by a million."""
-    with torch.no_grad():
-        near, far = (network()(x).abs().amax() for x in (features(), features() * 1e6))
-        unbounded = network(layer_norm=False)(features() * 1e6).abs().amax()
-    assert float(far) < 10.0 * float(near)
-    assert float(unbounded) > 1e4
-
-
 def test_layer_norm_can_be_disabled() -> None:
     assert not [layer for layer in network(layer_norm=False).modules() if isinstance(layer, nn.LayerNorm)]
-
-
-def test_rows_are_independent() -> None:
-    x, it = features(), network()
-    torch.testing.assert_close(it(x)[1:2], it(x[1:2]))
 
 
 def test_dueling_bias_shifts_the_values_of_all_actions() -> None:
@@ -87,15 +73,6 @@ def test_images_go_through_convolutions() -> None:
     assert value.shape == (2, A)
     assert it.encoder is not None
     torch.testing.assert_close(it.head(it.hidden(it.encoder(image))), value)
-
-
-def test_parameters_are_drawn_only_from_the_generator() -> None:
-    before = torch.get_rng_state()
-    one, same, other = network(), network(), network(1)
-    assert torch.equal(torch.get_rng_state(), before)
-    x = features()
-    assert torch.equal(one(x), same(x))
-    assert not torch.equal(one(x), other(x))
 
 
 @pytest.mark.parametrize("space", [spaces.Box(-1.0, 1.0, (2,)), spaces.MultiDiscrete([2, 2])])

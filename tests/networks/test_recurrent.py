@@ -101,28 +101,6 @@ def test_sequence_matches_steps_in_results_and_gradients(
     assert_same(learn(as_sequence, core, steps, reset_TN), expected, PRECISION[dtype])
 
 
-@LAYERS
-@pytest.mark.parametrize("kind", CORES)
-def test_sequence_matches_steps_at_realistic_size(kind: Kind, layers: int) -> None:
-    core = kind(8, 64, generator(0, "agent"), layers)
-    reset_TN = resets(128)
-    expected = learn(in_steps, core, 128, reset_TN)
-    assert_same(learn(as_sequence, core, 128, reset_TN), expected, 1e-6)
-
-
-@LAYERS
-@pytest.mark.parametrize("kind", CORES)
-def test_sequence_can_be_split_with_the_carry_passed_on(kind: Kind, layers: int) -> None:
-    core, reset_TN = make(kind, layers=layers), resets(11)
-
-    def in_pieces(core: Core, x_TNI: Tensor, carry_NC: Tensor, reset_TN: Tensor) -> tuple[Tensor, Tensor]:
-        first_TNH, carry_NC = core.sequence(x_TNI[:4], carry_NC, reset_TN[:4])
-        second_TNH, carry_NC = core.sequence(x_TNI[4:], carry_NC, reset_TN[4:])
-        return torch.cat([first_TNH, second_TNH]), carry_NC
-
-    assert_same(learn(in_pieces, core, 11, reset_TN), learn(as_sequence, core, 11, reset_TN), 1e-12)
-
-
 @pytest.mark.parametrize("run", [in_steps, as_sequence])
 @LAYERS
 @pytest.mark.parametrize("kind", CORES)
@@ -134,48 +112,6 @@ def test_gradients_match_finite_differences(kind: Kind, layers: int, run: Run) -
         return run(core, x_TNI, carry_NC, reset_TN)
 
     assert torch.autograd.gradcheck(outputs, (*inputs, *core.parameters()), fast_mode=True)
-
-
-@LAYERS
-@pytest.mark.parametrize("kind", CORES)
-def test_nothing_crosses_a_reset(kind: Kind, layers: int) -> None:
-    core = make(kind, layers=layers)
-    x_TNI = numbers(9, N, I, seed=1).requires_grad_()
-    carry_NC = numbers(N, core.carry_size, seed=2).requires_grad_()
-    reset_TN = torch.zeros(9, N, dtype=torch.bool)
-    reset_TN[5, 1] = True
-    y_TNH, last_NC = core.sequence(x_TNI, carry_NC, reset_TN)
-    of_x_TNI, of_carry_NC = torch.autograd.grad(y_TNH[5:].sum() + last_NC.sum(), (x_TNI, carry_NC))
-    assert (of_x_TNI[:5, 1] == 0).all() and (of_carry_NC[1] == 0).all()
-    assert (of_x_TNI[5:, 1] != 0).all()
-    others = [0, 2, 3]
-    assert (of_x_TNI[:, others] != 0).all() and (of_carry_NC[others] != 0).all()
-
-    anew_TNH, anew_NC = core.sequence(x_TNI[5:], torch.zeros_like(carry_NC), reset_TN[5:])
-    torch.testing.assert_close(y_TNH[5:, 1], anew_TNH[:, 1])
-    torch.testing.assert_close(last_NC[1], anew_NC[1])
-
-
-@LAYERS
-@pytest.mark.parametrize("kind", CORES)
-def test_first_carry_affects_the_last_output(kind: Kind, layers: int) -> None:
-    core = kind(I, H, generator(0, "agent"), layers).double()
-    x_TNI, reset_TN = numbers(16, N, I, seed=1), torch.zeros(16, N, dtype=torch.bool)
-    carry_NC = numbers(N, core.carry_size, seed=2).requires_grad_()
-    y_TNH, _ = core.sequence(x_TNI, carry_NC, reset_TN)
-    (of_carry_NC,) = torch.autograd.grad(y_TNH[-1].sum(), carry_NC)
-    assert (of_carry_NC != 0).all()
-
-
-@pytest.mark.parametrize("kind", CORES)
-def test_environments_are_independent(kind: Kind) -> None:
-    core, reset_TN = make(kind), resets(6)
-    x_TNI, carry_NC = numbers(6, N, I, seed=1), numbers(N, core.carry_size, seed=2)
-    y_TNH, last_NC = core.sequence(x_TNI, carry_NC, reset_TN)
-    order = torch.tensor([2, 0, 3, 1])
-    other_TNH, other_NC = core.sequence(x_TNI[:, order], carry_NC[order], reset_TN[:, order])
-    torch.testing.assert_close(other_TNH, y_TNH[:, order])
-    torch.testing.assert_close(other_NC, last_NC[order])
 
 
 @LAYERS
@@ -260,35 +196,6 @@ def test_minimal_gru_moves_from_the_carry_toward_the_new_value() -> None:
     torch.testing.assert_close(next_NH, expected_NH)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 13, 64, 100])
-def test_scan_matches_the_recurrence_and_its_gradient(steps: int) -> None:
-    keep_TNH = numbers(steps, N, H, seed=1).sigmoid().requires_grad_()
-    new_TNH, carry_NH = numbers(steps, N, H, seed=2).requires_grad_(), numbers(N, H, seed=3).requires_grad_()
-    weigh_TNH = numbers(steps, N, H, seed=4)
-
-    def in_turn(keep_TNH: Tensor, new_TNH: Tensor, h_NH: Tensor) -> Tensor:
-        h_TNH = []
-        for keep_NH, new_NH in zip(keep_TNH, new_TNH, strict=True):
-            h_NH = keep_NH * h_NH + new_NH
-            h_TNH.append(h_NH)
-        return torch.stack(h_TNH)
-
-    results = []
-    for run in (in_turn, recurrent.linear_recurrence):
-        h_TNH = run(keep_TNH, new_TNH, carry_NH)
-        gradients = torch.autograd.grad((h_TNH * weigh_TNH).sum(), (keep_TNH, new_TNH, carry_NH))
-        results.append((h_TNH.detach(), *gradients))
-    assert_same(results[1], results[0], 1e-12)
-
-
-def test_scan_does_not_modify_its_arguments() -> None:
-    arguments = numbers(8, N, H, seed=1).sigmoid(), numbers(8, N, H, seed=2), numbers(N, H, seed=3)
-    before = [argument.clone() for argument in arguments]
-    recurrent.linear_recurrence(*arguments)
-    for argument, was in zip(arguments, before, strict=True):
-        assert torch.equal(argument, was)
-
-
 @pytest.mark.parametrize("steps", [16, 64, 256])
 def test_scan_takes_fewer_operations_than_steps(steps: int) -> None:
     keep_TNH, new_TNH = numbers(steps, 1, 1).sigmoid(), numbers(steps, 1, 1)
@@ -325,22 +232,6 @@ def test_single_layer_keeps_its_parameter_names(kind: Kind) -> None:
     assert [*kind(I, H, generator(0, "agent"), layers=2).state_dict()][len(names[kind]) :] == [
         f"above.{name}" for name in names[kind]
     ]
-
-
-def test_two_minimal_layers_keep_depending_on_history_and_one_does_not() -> None:
-    def kept_H(layers: int, first: float) -> Tensor:
-        """Return how much of the top carry is left after a fixed second step."""
-        core = make(MinimalGRU, layers=layers)
-        carry_NC = core.step(torch.full((1, I), first, dtype=torch.float64), core_zeros(core))[1].requires_grad_()
-        y_NH, _ = core.step(torch.ones(1, I, dtype=torch.float64), carry_NC)
-        (of_carry_NC,) = torch.autograd.grad(y_NH.sum(), carry_NC)
-        return of_carry_NC[0, -H:]
-
-    def core_zeros(core: Core) -> Tensor:
-        return torch.zeros(1, core.carry_size, dtype=torch.float64)
-
-    assert torch.equal(kept_H(1, -1.0), kept_H(1, 1.0))
-    assert not torch.allclose(kept_H(2, -1.0), kept_H(2, 1.0), atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", CORES)
@@ -380,16 +271,6 @@ def test_parameters_are_drawn_only_from_the_generator(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", CORES)
-def test_shapes_match_the_attributes_of_the_core(kind: Kind) -> None:
-    core = kind(I, H, generator(0, "agent"))
-    assert core.features == H
-    y_NH, carry_NC = core.step(torch.zeros(N, I), torch.zeros(N, core.carry_size))
-    y_TNH, last_NC = core.sequence(torch.zeros(2, N, I), carry_NC, torch.zeros(2, N, dtype=torch.bool))
-    assert y_NH.shape == (N, H) and y_TNH.shape == (2, N, H)
-    assert carry_NC.shape == last_NC.shape == (N, core.carry_size)
-
-
-@pytest.mark.parametrize("kind", CORES)
 def test_arguments_of_wrong_size_are_rejected(kind: Kind) -> None:
     core = kind(I, H, generator(0, "agent"))
     carry_NC, reset_TN = torch.zeros(N, core.carry_size), torch.zeros(2, N, dtype=torch.bool)
@@ -406,11 +287,6 @@ def test_arguments_of_wrong_size_are_rejected(kind: Kind) -> None:
             core.sequence(torch.zeros(2, N, I), wrong, reset_TN)
     with pytest.raises(ValueError, match=rf"\(2, {N}\), got \(2, 1\)"):
         core.sequence(torch.zeros(2, N, I), carry_NC, reset_TN[:, :1])
-
-
-def test_core_is_abstract() -> None:
-    with pytest.raises(TypeError, match="abstract"):
-        Core(I, H, H)  # pyright: ignore[reportAbstractUsage]  # invalid on purpose
 
 
 @pytest.mark.default_cases("LSTM-1-as_sequence", "GRU-1-in_steps", "MinimalGRU-2-in_steps", "MinimalGRU-1-as_sequence")

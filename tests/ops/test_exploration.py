@@ -32,12 +32,6 @@ def test_epsilon_is_the_probability_of_a_random_action() -> None:
     assert abs((action_N != 2).sum().item() - ROWS * other) < 4 * deviation
 
 
-def test_epsilon_can_be_a_tensor_on_its_device() -> None:
-    value_NA = torch.randn(100, ACTIONS, generator=generator(1, "values"))
-    number = epsilon_greedy(value_NA, 0.5, generator(0, "agent"))
-    assert torch.equal(number, epsilon_greedy(value_NA, torch.tensor(0.5), generator(0, "agent")))
-
-
 def test_number_of_draws_does_not_depend_on_epsilon() -> None:
     one, other = generator(0, "agent"), generator(0, "agent")
     epsilon_greedy(torch.zeros(10, ACTIONS), 0.0, one)
@@ -120,15 +114,6 @@ def test_masked_actions_without_exploration_match_reference() -> None:
     assert boltzmann(value_NA, 0.0, generator(0, "agent"), mask_NA).tolist() == expected
 
 
-def test_masked_random_actions_are_uniform_over_valid_actions() -> None:
-    mask_NA = torch.tensor([True, False, True, True, False]).expand(ROWS, ACTIONS)
-    count_A = epsilon_greedy(torch.zeros(ROWS, ACTIONS), 1.0, generator(0, "agent"), mask_NA).bincount(
-        minlength=ACTIONS
-    )
-    deviation = (ROWS * 2 / 9) ** 0.5
-    assert ((count_A[[0, 2, 3]] - ROWS / 3).abs() < 4 * deviation).all()
-
-
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 5.0])
 def test_masked_action_frequencies_match_a_softmax_of_the_valid_values(temperature: float) -> None:
     value_A = torch.tensor([0.3, 4.0, 1.0, 0.0, 9.0], dtype=torch.float64)
@@ -138,10 +123,3 @@ def test_masked_action_frequencies_match_a_softmax_of_the_valid_values(temperatu
     share_A = (value_A[valid] / temperature).softmax(0)
     deviation_A = (ROWS * share_A * (1.0 - share_A)).sqrt()
     assert ((action_N.bincount(minlength=ACTIONS)[valid] - ROWS * share_A).abs() < 4.0 * deviation_A).all()
-
-
-def test_full_mask_does_not_change_greedy_and_boltzmann_actions() -> None:
-    value_NA = torch.randn(1_000, ACTIONS, generator=generator(1, "values"))
-    full_NA = torch.ones(1_000, ACTIONS, dtype=torch.bool)
-    free, masked = (boltzmann(value_NA, 0.5, generator(0, "agent"), mask) for mask in (None, full_NA))
-    assert torch.equal(free, masked)

@@ -17,11 +17,6 @@ def test_minibatches_have_equal_size_and_disjoint_rows(rows: int, count: int) ->
     assert set(rows_used) <= set(range(rows))
 
 
-def test_every_row_is_in_a_minibatch_if_the_sizes_divide() -> None:
-    index = minibatches(24, 4, generator(0, "agent"))
-    assert sorted(index.flatten().tolist()) == list(range(24))
-
-
 def test_dropped_rows_vary_between_calls_without_preference() -> None:
     stream, calls, rows = generator(0, "agent"), 3_000, 7
     count = torch.zeros(rows, dtype=torch.int64)

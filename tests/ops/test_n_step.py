@@ -38,36 +38,6 @@ def slow(reward: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor) -
     return total, 0.0 if ended or not steps else discount, max(steps - 1, 0), steps, ended
 
 
-def test_window_without_an_end_sums_all_rewards_and_bootstraps_last() -> None:
-    result = window([1.0, 2.0, 4.0])
-    assert [x.item() for x in result] == [3.0, 0.125, 2, 3, False]
-
-
-def test_terminated_row_counts_and_does_not_bootstrap() -> None:
-    result = window([1.0, 2.0, 4.0], terminated=1)
-    assert [x.item() for x in result] == [2.0, 0.0, 1, 2, True]
-
-
-def test_truncated_row_counts_and_bootstraps() -> None:
-    result = window([1.0, 2.0, 4.0], truncated=1)
-    assert [x.item() for x in result] == [2.0, 0.25, 1, 2, False]
-
-
-def test_window_ends_before_an_invalid_row() -> None:
-    result = window([1.0, 2.0, 4.0], terminated=2, invalid=2)
-    assert [x.item() for x in result] == [2.0, 0.25, 1, 2, False]
-
-
-def test_window_that_begins_with_an_invalid_row_is_empty() -> None:
-    result = window([1.0, 2.0], terminated=0, invalid=0)
-    assert [x.item() for x in result] == [0.0, 0.0, 0, 0, False]
-
-
-def test_first_end_counts() -> None:
-    result = window([1.0, 2.0, 4.0], truncated=0, terminated=1)
-    assert [x.item() for x in result] == [1.0, 0.5, 0, 1, False]
-
-
 def test_rows_after_the_end_are_ignored() -> None:
     result = window([1.0, 2.0, float("nan")], terminated=1)
     assert result.return_.item() == 2.0

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rein.ops.random import generator
 from rein.ops.returns import discounted_returns, gae, lambda_returns, n_step_returns, smooth_rewards, vtrace
-from rein.ops.values import td_target
 
 T, N = 17, 9
 GAMMA = 0.9
@@ -25,12 +24,6 @@ class Rollout(NamedTuple):
     next_value: Tensor
     valid: Tensor
     log_ratio: Tensor
-
-    def double(self) -> Rollout:
-        return Rollout(*(x.double() if x.is_floating_point() else x for x in self))
-
-    def part(self, rows: slice) -> Rollout:
-        return Rollout(*(x[rows].clone() for x in self))
 
 
 def rollout(seed: int, steps: int = T, *, all_valid: bool = False) -> Rollout:
@@ -184,112 +177,6 @@ def test_vtrace_matches_its_equation(lambda_: float, rho_clip: float, c_clip: fl
     close(result.advantage, table(x, advantage))
 
 
-def test_vtrace_advantage_at_lambda_one_bootstraps_from_the_next_target() -> None:
-    x = rollout(3)
-    result = vtrace_of(x, rho_clip=1.3)
-    on = torch.tensor([[goes_on(x, t, n) for n in range(N)] for t in range(T)])
-    ahead = torch.where(x.terminated, 0.0, x.next_value)
-    ahead[:-1] = torch.where(on[:-1], result.target[1:], ahead[:-1])
-    expected = x.log_ratio.exp().clamp(max=1.3) * (x.reward + GAMMA * ahead - x.value)
-    close(result.advantage, torch.where(x.valid, expected, 0.0))
-
-
-@pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_advantages_plus_values_are_lambda_returns(seed: int, lambda_: float) -> None:
-    x = rollout(seed)
-    target = torch.where(x.valid, gae_of(x, lambda_=lambda_) + x.value, 0.0)
-    close(target, lambda_returns_of(x, lambda_=lambda_))
-
-
-def test_advantages_at_lambda_one_and_lambda_zero() -> None:
-    x = rollout(0)
-    close(gae_of(x, lambda_=1.0), torch.where(x.valid, returns_of(x) - x.value, 0.0))
-    one_step = td_target(x.reward, x.terminated, x.next_value, GAMMA)
-    close(gae_of(x, lambda_=0.0), torch.where(x.valid, one_step - x.value, 0.0))
-
-
-def test_one_step_is_the_td_target_and_all_steps_the_discounted_return() -> None:
-    x = rollout(1)
-    one_step = torch.where(x.valid, td_target(x.reward, x.terminated, x.next_value, GAMMA), 0.0)
-    close(n_step_of(x, n=1), one_step)
-    close(lambda_returns_of(x, lambda_=0.0), one_step)
-    assert torch.equal(returns_of(x), lambda_returns_of(x, lambda_=1.0))
-    close(n_step_of(x, n=T), returns_of(x))
-
-
-@pytest.mark.parametrize("lambda_", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("clip", [1.0, 1.7, math.inf])
-def test_vtrace_on_policy_is_gae(clip: float, lambda_: float) -> None:
-    x = rollout(4)._replace(log_ratio=torch.zeros(T, N))
-    result, advantage = vtrace_of(x, lambda_=lambda_, rho_clip=clip, c_clip=clip), gae_of(x, lambda_=lambda_)
-    close(result.advantage, advantage)
-    close(result.target, torch.where(x.valid, advantage + x.value, 0.0))
-
-
-@pytest.mark.parametrize("rho_clip", [0.3, 0.5])
-def test_clips_below_one_also_apply_on_policy(rho_clip: float) -> None:
-    x = rollout(4)._replace(log_ratio=torch.zeros(T, N))
-    close(vtrace_of(x, lambda_=0.0, rho_clip=rho_clip).advantage, rho_clip * gae_of(x, lambda_=0.0))
-
-
-@pytest.mark.parametrize("clips", [(1.0, 1.0), (0.5, 0.5), (4.0, 0.2), (math.inf, 3.0)])
-def test_exact_values_give_zero_residuals_for_any_ratio(clips: tuple[float, float]) -> None:
-    """Rho multiplies the whole temporal difference and not only the reward."""
-    x = rollout(5)
-    x = x._replace(reward=x.value - GAMMA * torch.where(x.terminated, 0.0, x.next_value))
-    result = vtrace_of(x, rho_clip=clips[0], c_clip=clips[1])
-    close(result.advantage, torch.zeros(T, N))
-    close(result.target, torch.where(x.valid, x.value, 0.0))
-    close(gae_of(x), torch.zeros(T, N))
-
-
-@pytest.mark.parametrize("cut", [1, 6, T - 1])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_rollout_split_in_two_matches_the_whole(seed: int, cut: int) -> None:
-    """The first part bootstraps from the result of the first row of the second part."""
-    x = rollout(seed, all_valid=True).double()
-    first, second = x.part(slice(None, cut)), x.part(slice(cut, None))
-    open_N = ~(first.terminated[-1] | first.truncated[-1])
-
-    def bootstrapped(ahead_N: Tensor) -> Rollout:
-        next_value = first.next_value.clone()
-        next_value[-1] = torch.where(open_N, ahead_N, next_value[-1])
-        return first._replace(next_value=next_value)
-
-    for estimate in (returns_of, lambda_returns_of):
-        later, lambda_ = estimate(second), 1.0 if estimate is returns_of else 0.7
-        ahead_N = (1.0 - lambda_) * second.value[0] + lambda_ * later[0]
-        torch.testing.assert_close(torch.cat([estimate(bootstrapped(ahead_N)), later]), estimate(x))
-    later = gae_of(second)
-    ahead_N = second.value[0] + 0.7 * later[0]
-    torch.testing.assert_close(torch.cat([gae_of(bootstrapped(ahead_N)), later]), gae_of(x))
-    result = vtrace_of(second)
-    whole, part = vtrace_of(x), vtrace_of(bootstrapped(result.target[0]))
-    torch.testing.assert_close(torch.cat([part.target, result.target]), whole.target)
-    torch.testing.assert_close(torch.cat([part.advantage, result.advantage]), whole.advantage)
-
-
-@every_estimator
-def test_split_with_exact_values_needs_only_the_value(estimate: Callable[..., Tensor]) -> None:
-    x = rollout(6, all_valid=True).double()
-    reward = x.reward.clone()
-    reward[8:] = (x.value - GAMMA * torch.where(x.terminated, 0.0, x.next_value))[8:]
-    x = x._replace(reward=reward)
-    parts = torch.cat([estimate(x.part(slice(None, 8))), estimate(x.part(slice(8, None)))])
-    torch.testing.assert_close(parts, estimate(x))
-
-
-@every_estimator
-@pytest.mark.parametrize("ending", ["terminated", "truncated"])
-def test_rows_after_a_reset_have_no_influence(estimate: Callable[..., Tensor], ending: str) -> None:
-    x = rollout(7)
-    getattr(x, ending)[8] = True
-    other = rollout(8)
-    changed = Rollout(*(torch.cat([first[:9], second[9:]]) for first, second in zip(x, other, strict=True)))
-    assert torch.equal(estimate(x)[:9], estimate(changed)[:9])
-
-
 @every_estimator
 def test_next_value_matters_at_truncation_and_not_at_termination(estimate: Callable[..., Tensor]) -> None:
     x = rollout(9, all_valid=True)
@@ -314,29 +201,6 @@ def test_invalid_rows_are_ignored_whatever_they_contain(estimate: Callable[..., 
     )._replace(terminated=x.terminated & x.valid, truncated=x.truncated | ~x.valid)
     assert torch.equal(estimate(garbage), estimate(x))
     assert (estimate(x)[~x.valid] == 0.0).all()
-
-
-@every_estimator
-def test_reset_row_does_not_change_other_rows(estimate: Callable[..., Tensor]) -> None:
-    """Compare a source that resets in a separate step with one that resets within the step."""
-    x = rollout(11, all_valid=True)
-    x.truncated[5], x.terminated[11] = True, True
-    spent = [5, 11]
-    order = [t for row in range(T) for t in ([row, row] if row in spent else [row])]
-    with_resets = x._replace(**{name: field[order] for name, field in x._asdict().items()})
-    resets = [t for t in range(1, len(order)) if order[t] == order[t - 1]]
-    with_resets.valid[resets] = False
-    kept = [t for t in range(len(order)) if t not in resets]
-    close(estimate(with_resets)[kept], estimate(x))
-
-
-@every_estimator
-def test_row_before_an_invalid_row_bootstraps_like_a_truncated_one(estimate: Callable[..., Tensor]) -> None:
-    x = rollout(12, all_valid=True)
-    x.valid[9] = False
-    truncated = x.truncated.clone()
-    truncated[8] = True
-    assert torch.equal(estimate(x), estimate(x._replace(truncated=truncated)))
 
 
 @every_estimator
@@ -390,14 +254,3 @@ def test_decay_of_zero_returns_a_copy_of_the_rewards() -> None:
     result = smooth_rewards(x.reward, x.terminated, x.truncated, decay=0.0)
     assert torch.equal(result, x.reward)
     assert result.data_ptr() != x.reward.data_ptr()
-
-
-def test_advantages_of_two_steps_match_hand_computation() -> None:
-    """The example of JaxDEM's tests: rewards 1 and 2, values 1/2, one end, no discount."""
-    column = torch.tensor([[1.0], [2.0]]), torch.tensor([[False], [True]]), torch.zeros(2, 1, dtype=torch.bool)
-    value = torch.full((2, 1), 0.5)
-    advantage = gae(*column, value, value, gamma=1.0, lambda_=1.0)
-    assert advantage.flatten().tolist() == [2.5, 1.5]
-    corrected = vtrace(torch.zeros(2, 1), *column, value, value, gamma=1.0)
-    assert corrected.advantage.flatten().tolist() == [2.5, 1.5]
-    assert corrected.target.flatten().tolist() == [3.0, 2.0]

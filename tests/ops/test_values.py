@@ -22,13 +22,6 @@ def test_next_value_of_a_terminated_row_is_ignored(value: float) -> None:
     assert target_N.tolist() == [2.0]
 
 
-def test_td_target_does_not_modify_its_arguments() -> None:
-    arguments = torch.tensor([1.0, 2.0]), torch.tensor([True, False]), torch.tensor([3.0, 4.0])
-    before = [x.clone() for x in arguments]
-    td_target(*arguments, gamma=0.9)
-    assert all(torch.equal(a, b) for a, b in zip(before, arguments, strict=True))
-
-
 def step(value_C: torch.Tensor, index_N: torch.Tensor, target_N: torch.Tensor, **options: object) -> torch.Tensor:
     """Call `step_toward_` and check that its scratch memory is zero afterwards."""
     valid_N = options.get("valid_N", torch.ones_like(index_N, dtype=torch.bool))
@@ -62,21 +55,6 @@ def test_duplicates_move_a_cell_toward_the_mean_of_their_targets(
         learning_rate=learning_rate,
     )
     torch.testing.assert_close(value_C.double(), expected_C, rtol=1e-5, atol=2e-4)
-
-
-@pytest.mark.parametrize("n", [1, 2, 7])
-def test_n_duplicates_of_one_target_equal_n_successive_steps(n: int) -> None:
-    together, alone = torch.tensor([4.0, 0.0]), torch.tensor([4.0, 0.0])
-    step(together, torch.zeros(n, dtype=torch.int64), torch.full((n,), -3.0))
-    for _ in range(n):
-        step(alone, torch.zeros(1, dtype=torch.int64), torch.tensor([-3.0]))
-    torch.testing.assert_close(together, alone)
-
-
-def test_learning_rate_of_one_sets_the_mean() -> None:
-    value_C = torch.zeros(3)
-    step(value_C, torch.tensor([1, 1, 2]), torch.tensor([2.0, 4.0, 7.0]), learning_rate=1.0)
-    assert value_C.tolist() == [0.0, 3.0, 7.0]
 
 
 def test_invalid_rows_change_no_value_for_any_targets() -> None:

@@ -246,18 +246,6 @@ def test_loading_empty_state_empties_replay():
     same(frames.state_dict(), empty.state_dict())
 
 
-def test_state_blocks_are_unchanged_until_overwritten(monkeypatch):
-    monkeypatch.setattr("rein.replay.storage.BLOCK", 2 * 4 * 8)  # four steps
-    episodes, frames = Episodes(0, 2, 2), FrameReplay(64, 2, (2, 2))
-    for _ in played(episodes, frames, steps=20):
-        pass
-    before = copy_state(frames.frames.state_dict()["frames"])
-    for _ in played(episodes, frames, steps=4):
-        pass
-    after = frames.frames.state_dict()["frames"]
-    assert sum(torch.equal(a, b) for a, b in zip(before, after, strict=False)) >= len(before) - 1
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

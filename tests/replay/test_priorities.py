@@ -72,14 +72,6 @@ def slow_draw(levels: list[Tensor], uniform: Tensor) -> int:
     return row
 
 
-def test_draw_selects_row_that_contains_fraction_of_sum() -> None:
-    levels = tree(torch.tensor([3.0, 0.0, 1.0, 4.0, 0.0]))
-    part = torch.tensor([0.0, 2.9, 3.0, 3.9, 4.0, 7.9], dtype=torch.float64) / 8.0
-    row_B, whole = draw(levels, [part])
-    assert row_B.tolist() == [0, 0, 2, 2, 3, 3]
-    assert whole == 8.0
-
-
 @pytest.mark.parametrize("capacity", [1, 7, TOP, TWO_LEVELS, TOP + 10 * WIDTH, THREE_LEVELS])
 def test_draw_equals_slow_reference(capacity: int) -> None:
     stream = generator(0, "draw")
@@ -204,12 +196,6 @@ def test_weights_equal_formula(beta: float, capacity: int) -> None:
     assert weight_B.dtype == torch.float32
     assert torch.allclose(weight_B.double(), of_all[index_B] / of_all[index_B].max(), rtol=1e-6)
     assert weight_B.max() <= 1.0
-
-
-def test_same_generator_samples_same_rows() -> None:
-    draws = [filled(TWO_LEVELS).sample(100, generator(3, "draw"))[0] for _ in range(2)]
-    assert torch.equal(*draws)
-    assert not torch.equal(draws[0], filled(TWO_LEVELS).sample(100, generator(4, "draw"))[0])
 
 
 def test_sums_stay_exact_after_many_changes() -> None:

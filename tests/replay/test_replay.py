@@ -16,9 +16,8 @@ from rein.ops.random import generator
 from rein.replay import storage as allocation
 from rein.replay.prioritized import PrioritizedReplay
 from rein.replay.replay import Replay
-from rein.replay.storage import Packing, mark_of
 from rein.testing import BufferContract
-from rein.testing.buffer_contract import make_transition, rows_of
+from rein.testing.buffer_contract import make_transition
 from rein.testing.stateful import copy_state, first_difference
 from rein.types import Transition
 
@@ -239,28 +238,6 @@ def test_free_bytes_respects_container_limit(monkeypatch):
     if free is not None:
         monkeypatch.setattr(allocation, "_group_limit", lambda: free // 2)
         assert allocation.free_bytes(cpu) == free // 2
-
-
-def test_state_blocks_are_unchanged_until_overwritten(monkeypatch):
-    first = make_transition(0, 4)
-    row_bytes = Packing(first._asdict() | {"extras": {}}).row_bytes
-    monkeypatch.setattr("rein.replay.storage.BLOCK", 64 * row_bytes + 5)
-    replay = Replay(400)
-    for step in range(100):
-        replay.append(make_transition(step, 4))
-    blocks = replay.state_dict()["blocks"]
-    assert [len(block) for block in blocks] == [64] * 6 + [16]
-    before, marks = [block.clone() for block in blocks], [mark_of(block) for block in blocks]
-    for step in range(100, 110):  # overwrites 40 of the 64 rows of the first block
-        replay.append(make_transition(step, 4))
-    after = replay.state_dict()["blocks"]
-    changed = [not torch.equal(one, other) for one, other in zip(before, after, strict=True)]
-    assert changed == [True] + [False] * 6
-    assert [mark_of(block) is not mark for block, mark in zip(after, marks, strict=True)] == changed
-    other = Replay(400)
-    other.load_state_dict(copy_state(replay.state_dict()))
-    pair = [rows_of(each.sample(500, generator(1, "test"))) for each in (replay, other)]
-    assert first_difference(*pair) is None
 
 
 BROKEN = {

@@ -192,13 +192,6 @@ def test_padding_repeats_rows_of_same_clip() -> None:
     assert torch.isfinite(clips.reward).all()
 
 
-def test_same_generator_gives_same_clips() -> None:
-    replay = Stream().feed(SequenceReplay(90, 4, before=2), 50)
-    one, same, other = (replay.clips(32, generator(seed, "clips"), begin=("carry",)) for seed in (0, 0, 1))
-    assert first_difference(one, same) is None
-    assert first_difference(one.row, other.row) is not None
-
-
 @pytest.mark.parametrize(
     ("options", "match"),
     [({"length": 0}, "length=0"), ({"length": 1, "before": -1}, "before=-1"), ({"length": 2, "stride": 0}, "stride=0")],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rein.ops.distributions import BallNormal, Normal, SquashedNormal
+from rein.ops.distributions import BallNormal, Normal
 from rein.ops.random import generator
 
 N, RADIUS = 40, torch.tensor(2.5)
@@ -25,19 +25,6 @@ def double(distribution: BallNormal) -> BallNormal:
 
 def close(result: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
     torch.testing.assert_close(result.double(), expected.double(), rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("shared_std", [False, True])
-def test_ball_in_one_dimension_is_an_interval(shared_std: bool) -> None:
-    distribution = BallNormal(*parameters(1, shared_std=shared_std), RADIUS)
-    interval = SquashedNormal(distribution.mean, distribution.log_std, -RADIUS[None], RADIUS[None])
-    sample = (3.0 * distribution.sample(generator(0, "agent"))).clamp(-4.0, 4.0)
-    close(distribution.to_action(sample), interval.to_action(sample))
-    close(distribution.log_prob(sample), interval.log_prob(sample))
-    close(distribution.entropy(), interval.entropy(), 5e-3)  # the accuracy of the interval
-    close(
-        distribution.from_action(distribution.to_action(sample)), interval.from_action(interval.to_action(sample)), 1e-3
-    )
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-9, 1e-3, 0.29, 0.31, 1.0, 4.0])
@@ -64,16 +51,6 @@ def test_samples_of_any_length_keep_densities_and_gradients_finite(length: float
     assert all(x.grad is not None and x.grad.isfinite().all() for x in (mean, log_std, sample))
 
 
-def test_density_of_actions_in_a_disc_integrates_to_one() -> None:
-    edge = torch.linspace(-1.0, 1.0, 1_401, dtype=torch.float64)
-    points = RADIUS.double() * torch.cartesian_prod(edge, edge)
-    points = points[points.norm(dim=-1) < RADIUS]
-    mean, log_std = torch.tensor([[0.4, -0.2]]).double(), torch.tensor([-0.7, -1.0]).double()
-    distribution = BallNormal(mean.expand(len(points), 2), log_std, RADIUS.double())
-    density = distribution.log_prob(distribution.from_action(points)).exp()
-    close(density.sum() * (2.0 * RADIUS / 1_400) ** 2, torch.tensor(1.0), 1e-4)
-
-
 @pytest.mark.parametrize("dimensions", DIMENSIONS)
 def test_from_action_inverts_to_action_and_is_finite_at_the_edge(dimensions: int) -> None:
     distribution = BallNormal(*parameters(dimensions), RADIUS)
@@ -85,18 +62,6 @@ def test_from_action_inverts_to_action_and_is_finite_at_the_edge(dimensions: int
         assert (sample.norm(dim=-1) < 9.0).all()
         close(torch.nn.functional.normalize(sample, dim=-1), direction)
         assert distribution.log_prob(sample).isfinite().all()
-
-
-def turned(x: Tensor) -> Tensor:
-    return x @ torch.tensor([[0.6, -0.8], [0.8, 0.6]])
-
-
-def test_distribution_is_rotation_invariant() -> None:
-    mean, sample = parameters(2)[0], parameters(2, 1)[0]
-    one, other = (BallNormal(m, torch.zeros(2), RADIUS) for m in (mean, turned(mean)))
-    close(other.to_action(turned(sample)), turned(one.to_action(sample)))
-    close(other.log_prob(turned(sample)), one.log_prob(sample))
-    close(other.entropy(), one.entropy())
 
 
 def radial_entropy(std: float, distance: float) -> float:

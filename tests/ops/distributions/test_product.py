@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from torch import Tensor
@@ -53,51 +51,6 @@ def test_quantities_are_sums_over_the_factors() -> None:
     close(mine.entropy(), torch.stack([factor.entropy() for factor, _, _ in parts]).sum(0))
     close(mine.kl(other), torch.stack([factor.kl(second) for factor, second, _ in parts]).sum(0))
     assert mine.log_prob(sample).shape == mine.entropy().shape == mine.kl(other).shape == (N,)
-
-
-def test_one_factor_is_the_distribution_itself() -> None:
-    factor = product().factors["move"]
-    alone = Product({"move": factor})
-    sample = factor.sample(generator(0, "agent"))
-    assert torch.equal(alone.sample(generator(0, "agent"))["move"], sample)
-    assert torch.equal(alone.log_prob({"move": sample}), factor.log_prob(sample))
-    assert torch.equal(alone.entropy(), factor.entropy())
-
-
-def test_discrete_and_continuous_components_match_the_reference() -> None:
-    logits, mean, log_std = normal_of(2, width=4), normal_of(0), 0.5 * normal_of(1)
-    mine = Product({"move": Categorical.from_logits(logits), "amount": Normal(mean, log_std)})
-    discrete = torch.distributions.Categorical(logits=logits.double())
-    gaussian = torch.distributions.Independent(torch.distributions.Normal(mean.double(), log_std.double().exp()), 1)
-    sample = mine.sample(generator(0, "agent"))
-    expected = discrete.log_prob(sample["move"]) + gaussian.log_prob(sample["amount"].double())
-    close(mine.log_prob(sample), expected)
-    close(mine.entropy(), discrete.entropy() + gaussian.entropy())
-
-
-def test_probabilities_of_all_discrete_actions_sum_to_one() -> None:
-    switches = MultiDiscrete.from_logits(normal_of(0, width=4), (2, 2))
-    mine = Product({"move": Categorical.from_logits(normal_of(1)), "switches": switches})
-    total, entropy = torch.zeros(N), torch.zeros(N)
-    for move, first, second in itertools.product(range(3), range(2), range(2)):
-        sample = {"move": torch.full((N,), move), "switches": torch.tensor([first, second]).expand(N, 2)}
-        log_prob = mine.log_prob(sample)
-        total, entropy = total + log_prob.exp(), entropy - log_prob.exp() * log_prob
-    close(total, torch.ones(N))
-    close(mine.entropy(), entropy)
-
-
-def test_mean_of_the_negative_log_density_approaches_the_entropy() -> None:
-    rows = 20_000
-    one = map_tree(lambda x: x[:1].expand(rows, *x.shape[1:]) if x.ndim > 1 else x, product())
-    estimate = -one.log_prob(one.sample(generator(0, "agent")))
-    spread = float(estimate.std()) / rows**0.5
-    assert abs(float(estimate.mean() - one.entropy()[0])) < 4.0 * spread + 2e-3  # the accuracy of squashed entropies
-
-
-def test_kl_of_equal_distributions_is_zero_and_otherwise_positive() -> None:
-    close(product().kl(product()), torch.zeros(N))
-    assert (product().kl(product(1)) > 0.0).all()
 
 
 def test_sample_is_a_function_of_noise() -> None:
