@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from rein.cli.arguments import parse_options
-from rein.cli.catalog import recipe_names
 
 import rein
 from rein import foreign_names
@@ -21,6 +19,8 @@ from rein.agents.ppo import PPO
 from rein.agents.q_learning import QLearning
 from rein.agents.sac import SAC
 from rein.cli import main
+from rein.cli.arguments import parse_options
+from rein.cli.catalog import recipe_names
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment

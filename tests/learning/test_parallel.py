@@ -21,6 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gymnasium import spaces
+from rein.agents.base.policy_loss import Coefficients, policy_loss
 from torch import Tensor
 
 import rein
@@ -28,7 +29,6 @@ from rein.agents.base.data_parallel import CHECK_EVERY, mean_of_processes, proce
 from rein.agents.base.learner import Batch, Learner
 from rein.agents.base.on_policy import Coefficients, policy_loss
 from rein.agents.base.optimizers import Adam
-from rein.agents.base.policy_loss import Coefficients, policy_loss
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.normalizers import ObservationNormalizer, RewardNormalizer
 from rein.ops.parallel import gather_from_processes, rank

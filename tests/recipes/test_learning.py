@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from rein.cli.catalog import find
 
 import rein
+from rein.cli.catalog import find
 from rein.episodes import evaluate
 from rein.recipes.gridworld_q_learning import gridworld
 from rein.recipes.tasks import optimal_return

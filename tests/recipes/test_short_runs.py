@@ -7,10 +7,10 @@ import sys
 from typing import Any, NamedTuple
 
 import pytest
-from rein.cli.catalog import find
 
 import rein
 from rein.cli import main
+from rein.cli.catalog import find
 from rein.ops.random import stream_seed
 from rein.recipes.pong_dqn import pong_dqn
 from rein.recipes.tasks import CORES
