@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from rein.agents.base.losses import critic_loss
 from torch import Tensor
 
 import rein
 from rein.accelerate.fast_learner import FastLearner
+from rein.agents.base.actor_and_critics import critic_loss
 from rein.agents.base.data_parallel import average
 from rein.agents.base.learner import Batch
 from rein.envs.probes import Corridor

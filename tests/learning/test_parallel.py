@@ -21,7 +21,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from gymnasium import spaces
-from rein.agents.base.policy_loss import Coefficients, policy_loss
 from torch import Tensor
 
 import rein
