@@ -232,8 +232,9 @@ class Checkpoints:
         if not won:
             return
         before = [best for best in metrics_of(same, written[same]) if best not in wanted] if same is not None else []
-        make_folder(folder)
-        sync_folder(self.folder)
+        if not folder.is_dir():
+            folder.mkdir()
+            sync_folder(self.folder)
         lost = {path for path in others if {*metrics_of(path, others[path])} <= {*won}}
         target = same or _free(folder / name, lost)
         about = {**about, "file": target.name, "best": [list(best) for best in (*before, *won)]}

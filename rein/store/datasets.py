@@ -231,8 +231,8 @@ class Sequences(_WindowDataset):
     Windows begin at the first stored transition of every episode and at every `stride`-th transition after it. A
     remainder shorter than `length` is dropped, unless `pad` is set. It is then padded: all fields of the rows after
     the last transition are zero, and `valid` is False. With `stride=length`, every transition is in one window. An
-    element is a `Transition` with tensors of shape (L, ...). A window
-    may cross the borders of epochs and files. Otherwise the class behaves like `Transitions`.
+    element is a `Transition` with tensors of shape (L, ...). A window may cross the borders of
+    epochs and files. Otherwise the class behaves like `Transitions`.
     """
 
     def __init__(

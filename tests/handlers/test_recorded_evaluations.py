@@ -20,10 +20,10 @@ from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.loggers.attach import attach
 from rein.handlers.loggers.csv import CSVLogger
+from rein.handlers.record_metrics import record_metrics
 from rein.store.compact import compact
 from rein.store.memory_store import MemoryStore
 from rein.store.verify import verify_run
-from rein.training.training_loop import record_metrics
 
 
 def make_loop(store: Any, played: Any, episodes: int = 6) -> tuple[rein.Loop, PPO]:
@@ -199,7 +199,7 @@ def test_interrupted_evaluation_is_recorded_once(tmp_path: Path, step: int) -> N
         played = rein.HDF5Store(tmp_path / name / "evaluation", exist=exist)
         loop = rein.Loop(lambda state: None, epochs=4, iterations=2)
         loop.own("store", store)
-        record_metrics(loop, store)
+        record_metrics(loop, store.path)
         environment = Asking(num_envs=4, seed=1)
         policy = RandomPolicy(environment.single_action_space, seed=0)
         attach(loop, CSVLogger(tmp_path / name / "mine.csv"), every=2)
