@@ -197,10 +197,16 @@ class _LearnerBuilder(Builder):
     """Builder of the parts of one learner, which records its agent. The parts that it builds are discarded."""
 
     shared_environment: Any = None  # of all learners
+    test_environments: dict[int, Any] = attrs.field(factory=dict)  # of all learners, by `num_envs`
     agents: list[_Agent] = attrs.field(factory=list)
 
     def environment(self, **replaced: Any) -> Any:
         return self.shared_environment
+
+    def evaluation_environment(self, num_envs: int, **replaced: Any) -> Any:
+        if num_envs not in self.test_environments:
+            self.test_environments[num_envs] = super().evaluation_environment(num_envs, **replaced)
+        return self.test_environments[num_envs]
 
     def agent(self, environment: Any, agent_class: type[Any] | None = None, **replaced: Any) -> Any:
         self.agents.append(self.described_agent(agent_class, **replaced))
@@ -250,12 +256,12 @@ def recipe(
                 return function(builder, **{name: builder.options[name] for name in declared})
 
             def describe_learners(environment: Any) -> list[_Agent]:
-                builders = [
-                    _LearnerBuilder(learner, None, make, agent, shared_environment=environment) for learner in each
-                ]
-                for builder in builders:
-                    call(builder)
-                return [described for builder in builders for described in builder.agents]
+                shared: dict[str, Any] = {"shared_environment": environment, "test_environments": {}, "agents": []}
+                for learner in each:
+                    call(_LearnerBuilder(learner, None, make, agent, **shared))
+                for test_environment in shared["test_environments"].values():
+                    test_environment.close()
+                return shared["agents"]
 
             return call(Builder(each[0], store, make, agent, describe_learners if len(each) > 1 else None))
 
