@@ -39,27 +39,36 @@ class Distribution(Protocol):
 
     def noise(self, generator: torch.Generator) -> Tree:
         """Draw the random numbers for `sample_from`."""
+        ...
 
     def sample_from(self, noise: Tree) -> Tree:
         """Return the sample for this noise."""
+        ...
 
     def sample(self, generator: torch.Generator) -> Tree:
         """Draw a sample for each row; (N,) int64, (N, K) int64, (N, A), or a dictionary of these."""
+        ...
 
     def mode(self) -> Tree:
         """Return the deterministic (greedy) sample."""
+        ...
 
     def log_prob(self, sample: Tree) -> Tensor:
         """Return the log-probability, or log-density of the action, summed over the components of an action; (N,)."""
+        ...
 
     def entropy(self) -> Tensor:
         """Return the entropy in nats; (N,)."""
+        ...
 
     def kl(self, other: Self) -> Tensor:
         """Return KL(self || other) in nats; (N,)."""
+        ...
 
     def to_action(self, sample: Tree) -> Tree:
         """Convert a sample to an action."""
+        ...
 
     def from_action(self, action: Tree) -> Tree:
         """Convert an action to a sample."""
+        ...
