@@ -108,8 +108,8 @@ CURVES = {
             update_epochs=20,
             gamma=0.98,
             gae_lambda=0.8,
-            learning_rate=rein.linear(1e-3, 0.0, env_steps=PPO_STEPS),
-            clip=rein.linear(0.2, 0.0, env_steps=PPO_STEPS),
+            learning_rate=rein.schedules.linear(1e-3, 0.0, env_steps=PPO_STEPS),
+            clip=rein.schedules.linear(0.2, 0.0, env_steps=PPO_STEPS),
             value_coefficient=1.0,  # half the squared error; Stable-Baselines3 weighs all of it by 0.5
         ),
         sb3(
@@ -145,7 +145,7 @@ CURVES = {
         "PQN",
         "CartPole-v1",
         100_000,
-        cartpole(rein.PQN, rollout_steps=32, epsilon=rein.linear(1.0, 0.05, env_steps=30_000)),
+        cartpole(rein.PQN, rollout_steps=32, epsilon=rein.schedules.linear(1.0, 0.05, env_steps=30_000)),
         num_envs=8,
     ),
     "dqn": Curve(
@@ -161,7 +161,7 @@ CURVES = {
             update_to_data=0.25,
             target_frequency=2,
             tau=0.02,
-            epsilon=rein.linear(1.0, 0.05, env_steps=12_000),
+            epsilon=rein.schedules.linear(1.0, 0.05, env_steps=12_000),
         ),
         sb3(
             "DQN",

@@ -19,7 +19,7 @@ def train():
         loop = rein.training_loop(agent, environment, store)
 
         @loop.epoch_ended(every=10)
-        def solved(state):
+        def record_solved(state):
             mean = mean_of_processes(state.metrics["episode_return_100"])
             if group.rank == 0:
                 print(f"epoch {state.epoch}: mean return {mean:.0f} in {group.processes} processes")

@@ -14,7 +14,7 @@ class DoubleDQN(rein.Agent):
 
     learning_rate: float | rein.Schedule = rein.option(default=2e-3, help="step size of Adam; a number or a schedule")
     epsilon: rein.Schedule = rein.option(
-        default=rein.linear(1.0, 0.05, env_steps=10_000), help="probability of a random action"
+        default=rein.schedules.linear(1.0, 0.05, env_steps=10_000), help="probability of a random action"
     )
     gamma: float = rein.option(default=0.98, help="discount factor")
     n_step: int = rein.option(default=3, help="steps of n-step returns")

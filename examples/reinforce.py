@@ -48,7 +48,7 @@ def mean_return(agent):
 
 if __name__ == "__main__":
     environment = rein.envs.CartPole(num_envs=32, seed=0)
-    agent = Reinforce(environment, learning_rate=rein.linear(1e-2, 0.0, updates=200), seed=0)
+    agent = Reinforce(environment, learning_rate=rein.schedules.linear(1e-2, 0.0, updates=200), seed=0)
     print(f"before: {mean_return(agent):.0f} of 500")
     rein.train(agent, environment, epochs=10, iterations=320)
     print(f"after {agent.env_steps} env steps and {agent.updates} updates: {mean_return(agent):.0f} of 500")

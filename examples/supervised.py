@@ -24,7 +24,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 
 loop = trainer(model, nn.functional.cross_entropy, optimizer, epochs=100)
 validate(loop, model, held_out, {"loss": nn.functional.cross_entropy, "accuracy": accuracy})
-rein.reduce_learning_rate(loop, optimizer, "validation_loss", mode="min", factor=0.3, patience=2)
+rein.handlers.reduce_learning_rate(loop, optimizer, "validation_loss", mode="min", factor=0.3, patience=2)
 rein.early_stop(loop, "validation_loss", mode="min", patience=8)
 rein.log(loop, every=5)
 

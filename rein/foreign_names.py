@@ -192,7 +192,7 @@ EXPORTS: dict[str, str] = {
     "ReplayBuffer": "rein.replay.Replay",
     "RolloutBuffer": "rein.replay.Rollout",
     "StopTrainingOnNoModelImprovement": "rein.early_stop",
-    "StopTrainingOnRewardThreshold": "rein.solved",
+    "StopTrainingOnRewardThreshold": "rein.record_solved",
     "SubprocVecEnv": 'rein.make("CartPole-v1", num_envs=8, workers=8)',
     "SyncVectorEnv": _VECTOR,
     "AsyncVectorEnv": 'rein.make("CartPole-v1", num_envs=8, workers=8)',

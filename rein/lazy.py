@@ -83,6 +83,9 @@ class _LazyPackage(ModuleType):
         instead = importlib.import_module("rein.foreign_names").EXPORTS
         if name in instead:
             return f"; use {instead[name]}"
+        for part in ("handlers", "envs", "errors", "schedules") if self.__name__ == "rein" else ():
+            if hasattr(importlib.import_module(f"rein.{part}"), name):
+                return f"; use rein.{part}.{name}"
         names = {exported.lower(): exported for exported in self._exports}
         near = difflib.get_close_matches(name.lower(), names, 1)
         return f"; did you mean {self.__name__}.{names[near[0]]}?" if near else ""

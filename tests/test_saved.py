@@ -15,9 +15,9 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.base.action_noise import GaussianNoise, Plateau
+from rein.agents.base.action_noise import AdaptiveExploration, GaussianNoise
 from rein.agents.base.optimizers import Adam
-from rein.agents.base.segments import Segments
+from rein.agents.base.segments import PrioritizedSegments
 from rein.agents.dqn import DQN
 from rein.agents.impala import IMPALA
 from rein.agents.ppo import PPO
@@ -67,11 +67,11 @@ def test_every_agent_module_has_an_agent() -> None:
 UNUSUAL = [
     lambda: PPO(BOX, TWO, learning_rate=linear(1e-3, 0.0, env_steps=100), clip=cosine(0.2, 0.1, updates=9), seed=1),
     lambda: PPO(BOX, TWO, core=functools.partial(GRU, features=8), hidden=(8,), normalize_reward=True),
-    lambda: PPO(BOX, TWO, segments=Segments(beta=linear(0.2, 1.0, updates=5), rho_clip=math.inf)),
+    lambda: PPO(BOX, TWO, segments=PrioritizedSegments(beta=linear(0.2, 1.0, updates=5), rho_clip=math.inf)),
     lambda: PPO(BOX, TWO, core=functools.partial(MinimalGRU, features=8, layers=2), hidden=(8,)),
     lambda: IMPALA(BOX, TWO, rho_clip=2.0, optimizer=None, hidden=()),
-    lambda: TD3(BOX, BOX, noise=GaussianNoise(Plateau(0.1, low=0.01, high=0.2))),
-    lambda: DQN(spaces.Box(0, 255, (1, 44, 44), np.uint8), TWO, epsilon=Plateau(0.5), prioritized=True),
+    lambda: TD3(BOX, BOX, noise=GaussianNoise(AdaptiveExploration(0.1, low=0.01, high=0.2))),
+    lambda: DQN(spaces.Box(0, 255, (1, 44, 44), np.uint8), TWO, epsilon=AdaptiveExploration(0.5), prioritized=True),
     lambda: QLearning(spaces.MultiDiscrete([5, 5, 3]), TWO, epsilon=linear(1.0, 0.1, env_steps=10)),
 ]
 

@@ -1,8 +1,8 @@
 from rein.agents.a2c import A2C as A2C
 from rein.agents.awac import AWAC as AWAC
+from rein.agents.base.action_noise import AdaptiveExploration as AdaptiveExploration
 from rein.agents.base.action_noise import GaussianNoise as GaussianNoise
 from rein.agents.base.action_noise import OrnsteinUhlenbeck as OrnsteinUhlenbeck
-from rein.agents.base.action_noise import Plateau as Plateau
 from rein.agents.base.agent import Agent as Agent
 from rein.agents.base.deterministic import DeterministicAgent as DeterministicAgent
 from rein.agents.base.muon import Muon as Muon
@@ -11,7 +11,7 @@ from rein.agents.base.on_policy import OnPolicyAgent as OnPolicyAgent
 from rein.agents.base.optimizers import Adam as Adam
 from rein.agents.base.options import option as option
 from rein.agents.base.replay_agent import ReplayAgent as ReplayAgent
-from rein.agents.base.segments import Segments as Segments
+from rein.agents.base.segments import PrioritizedSegments as PrioritizedSegments
 from rein.agents.base.value_agent import ValueAgent as ValueAgent
 from rein.agents.bc import BC as BC
 from rein.agents.ddpg import DDPG as DDPG

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 def _segments(value: Any) -> Any:
     if value is None:
         return None
-    from rein.agents.base.segments import Segments
+    from rein.agents.base.segments import PrioritizedSegments
 
-    if not isinstance(value, Segments):
-        raise ValueError("give Segments(...), or None")
+    if not isinstance(value, PrioritizedSegments):
+        raise ValueError("give PrioritizedSegments(...), or None")
     return value
 
 
@@ -69,7 +69,7 @@ class PPO(OnPolicyAgent):
     segments: Any = option(
         default=None,
         check=_segments,
-        help="Segments(...) to sample whole sequences in proportion to their advantages instead of shuffling rows",
+        help="PrioritizedSegments(...) to sample whole sequences by their advantages instead of shuffling rows",
     )
 
     def check_num_envs(self, num_envs: int) -> None:

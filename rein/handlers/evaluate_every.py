@@ -72,9 +72,9 @@ def evaluate_every(
 
     The event `evaluation_started` fires first. `evaluation_episode_completed` fires for each episode, after the round
     in which every environment plays one episode. `evaluation_completed` fires last. Their handlers read the name, the
-    clocks and the results per episode from `state.evaluation`, a `rein.EvaluationEvent`. `state.memory["evaluations"]`
-    describes the latest evaluation: `number` (counted over the whole run and all evaluations), `name`, `episodes`, and
-    the metrics without their prefix.
+    clocks and the results per episode from `state.evaluation`, a `rein.episodes.EvaluationEvent`.
+    `state.memory["evaluations"]` describes the latest evaluation: `number` (counted over the whole run and all
+    evaluations), `name`, `episodes`, and the metrics without their prefix.
 
     Evaluation does not affect training: the policy uses a separate generator, and `environment` must not be used
     elsewhere. The loop owns the environment as `<name>_environment` and a policy with state as `<name>_policy`, so a
@@ -92,7 +92,7 @@ def evaluate_every(
     for the last one, and a resumed run repeats one that was interrupted. If the process dies, its evaluation is lost
     with a warning, and the next evaluation starts a new process. The copied parameters act on the device of the
     environment. Do not combine `background` with `checkpoint(keep_best=...)`: when a result arrives, the agent has
-    other parameters. Attach handlers that read the metrics, such as `early_stop` and `solved`, with
+    other parameters. Attach handlers that read the metrics, such as `early_stop` and `record_solved`, with
     `event="evaluation_completed"`: the metrics exist only when a result arrives, the last one after the last epoch.
 
     Args:

@@ -31,7 +31,7 @@ def live_plot(
 
     Example::
 
-        figure = rein.live_plot(loop, ["episode_return", "policy_loss"])
+        figure = rein.handlers.live_plot(loop, ["episode_return", "policy_loss"])
         loop.run(epochs=100)
         figure.savefig("curves.png")
 

@@ -24,7 +24,7 @@ def log(
     """Write a table of all metrics, or the line `message(state)`, to `file` when `event` fires.
 
     Metrics are grouped by their names, and NaN is left out. If the run has a target, the last line shows whether it was
-    reached; see `rein.solved`.
+    reached; see `rein.record_solved`.
 
     A line that cannot be written does not end the run: the first such error is logged. Characters that the encoding of
     the file lacks are escaped. An error in `message` ends the run, as in any handler.

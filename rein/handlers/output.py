@@ -11,7 +11,7 @@ from typing import TextIO
 
 from rein.loop.state import INTERRUPT, State
 
-UNSOLVED = "unsolved/"  # prefix of keys in `state.memory` for targets of `solved` that are not met yet
+UNSOLVED = "unsolved/"  # prefix of keys in `state.memory` for targets of `record_solved` that are not met yet
 GROUPS = ("train", "evaluation", "loss", "norm", "time")  # in the order of tables
 _FIRST = ("episode_", "world_", "return_")  # of the group "train"
 _RESOURCES = ("cpu_cores", "memory_gb", "gpu_memory_gb")
@@ -144,7 +144,7 @@ def ending(state: State) -> str:
 
 
 def verdict(state: State) -> str | None:
-    """Return "solved" or "not solved" if the run has a target, see `rein.solved`; otherwise None."""
+    """Return "solved" or "not solved" if the run has a target, see `rein.record_solved`; otherwise None."""
     if "solved" in state.memory:
         return "solved"
     return "not solved" if any(key.startswith(UNSOLVED) for key in state.memory) else None

@@ -41,7 +41,7 @@ def population_based_training(
 
         agent = rein.Population(rein.PPO, env, learners=16, learning_rate=np.geomspace(1e-4, 1e-2, 16), seed=0)
         loop = rein.training_loop(agent, env, "runs/pbt")
-        rein.population_based_training(loop, {"learning_rate": (1e-4, 1e-2)}, every=20)
+        rein.handlers.population_based_training(loop, {"learning_rate": (1e-4, 1e-2)}, every=20)
 
     Learners are compared by the metric `learner_return/<i>`, in a group of processes by its mean over them. Each of the
     worst ones copies networks, optimizers, normalizers and the options in `bounds` from a random one of the best,

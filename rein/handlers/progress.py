@@ -47,10 +47,10 @@ def progress(
 ) -> None:
     """Show the progress of a run on `file`, with its rate, the latest `episode_return` and the time left.
 
-    A terminal shows a bar, and around it a panel with the target of `rein.solved`, the returns of the last epochs as a
-    curve, the last evaluation, losses and rates. The last line shows whether the target was reached. Other files get
-    a line every few seconds and one at the end. In a notebook, the default is an HTML bar in the cell's output; a saved
-    notebook keeps its last state. Clocks and metrics are read only when drawing.
+    A terminal shows a bar, and around it a panel with the target of `rein.record_solved`, the returns of the last
+    epochs as a curve, the last evaluation, losses and rates. The last line shows whether the target was reached. Other
+    files get a line every few seconds and one at the end. In a notebook, the default is an HTML bar in the cell's
+    output; a saved notebook keeps its last state. Clocks and metrics are read only when drawing.
 
     Args:
         loop: Loop to observe.
@@ -178,7 +178,7 @@ class _Display:
         if not last.done > first.done:
             return ""
         seconds = (last.seconds - first.seconds) * (1.0 - last.done) / (last.done - first.done)
-        # `solved` ends the run earlier if its target is reached
+        # `record_solved` ends the run earlier if its target is reached
         ends_early = any(record["stop"] for key, record in state.memory.items() if key.startswith(UNSOLVED))
         return f"{'< ' * ends_early}{duration(seconds)} left"
 
@@ -211,7 +211,7 @@ def _last_value(state: State, name: str) -> float:
 
 
 def _target(state: State) -> str:
-    """Return the target of `solved`, and the last value of its metric."""
+    """Return the target of `record_solved`, and the last value of its metric."""
     records = [state.memory["solved"]] if "solved" in state.memory else []
     records += [record for key, record in state.memory.items() if key.startswith(UNSOLVED)]
     if not records:

@@ -123,7 +123,7 @@ def profile(
 
     def start(state: State) -> None:
         if _running:  # PyTorch would crash
-            raise RuntimeError("profile: another profile is running; call rein.profile for one loop, and only once")
+            raise RuntimeError("profile: another profile is running; profile one loop, and only once")
         activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * torch.cuda.is_available()]
         schedule = torch.profiler.schedule(wait=(wait or 1) - 1, warmup=1, active=active or 1, repeat=1)
         profiler = torch.profiler.profile(

@@ -241,7 +241,7 @@ def read_learners(path: Path, option: str, metric: str | None = None) -> Learner
     """Read the values of an option and the last returns of the learners of a run.
 
     The option is one in which the learners differ. A schedule counts as its initial value. Options that
-    `rein.population_based_training` changes have their last values.
+    `rein.handlers.population_based_training` changes have their last values.
 
     Raises ValueError if the run is not of a population, or if its learners do not differ in the option.
     """

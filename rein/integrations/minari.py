@@ -27,7 +27,7 @@ from rein.types import Trajectory, Transition, Tree
 
 
 class MinariData:
-    """Transitions of a Minari dataset, for `rein.training.offline.fill`.
+    """Transitions of a Minari dataset, for `rein.training.offline.fill_replay`.
 
     Terminated and truncated episodes are distinguished. An episode whose recording was cut short counts as truncated.
     The next observation of the last transition is the last observation of the episode. Dtypes are those of

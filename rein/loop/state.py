@@ -258,7 +258,7 @@ class State:
 
     @property
     def evaluation(self) -> Any:
-        """`rein.EvaluationEvent` in handlers of `evaluation_started`, `evaluation_episode_completed` and
+        """`rein.episodes.EvaluationEvent` in handlers of `evaluation_started`, `evaluation_episode_completed` and
         `evaluation_completed`; otherwise None.
         """
         return self._evaluation

@@ -14,7 +14,7 @@ from rein.agents.iql import IQL
 from rein.agents.sac import SAC
 from rein.envs.pendulum import Pendulum
 from rein.handlers.evaluate_every import evaluate_every
-from rein.handlers.solved import solved
+from rein.handlers.record_solved import record_solved
 from rein.loop import Loop
 from rein.loop.state import State
 from rein.ops.random import generator
@@ -75,7 +75,7 @@ def pendulum_iql(
         updates_per_iteration=updates_per_iteration,
     )
     evaluate_every(loop, agent.policy(), environment, episodes=evaluation_episodes)
-    solved(loop, "evaluation_return", at_least=-250.0, stop=stop_when_solved)
+    record_solved(loop, "evaluation_return", at_least=-250.0, stop=stop_when_solved)
     return loop
 
 

@@ -38,7 +38,7 @@ from rein.agents.population import Population
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment
 from rein.errors import refuse_unknown
 from rein.handlers.evaluate_every import evaluate_every
-from rein.handlers.solved import solved
+from rein.handlers.record_solved import record_solved
 from rein.loop import Loop
 from rein.ops.random import stream_seed
 from rein.protocols import Store
@@ -155,7 +155,7 @@ class Builder:
     def solved_loop(self, agent: Any, environment: Any, *, at_least: float, stop: bool) -> Loop:
         """Build a training loop that is solved when the last 100 episodes have a mean return of `at_least`."""
         loop = self.loop(agent, environment)
-        solved(loop, "episode_return_100", at_least=at_least, stop=stop)
+        record_solved(loop, "episode_return_100", at_least=at_least, stop=stop)
         return loop
 
     def evaluated_loop(
@@ -177,7 +177,7 @@ class Builder:
         loop = self.loop(agent, environment)
         test_environment = self.evaluation_environment(num_envs, **replaced)
         evaluate_every(loop, agent.policy(), test_environment, episodes=episodes, every=every)
-        solved(loop, "evaluation_return", at_least=at_least, stop=stop)
+        record_solved(loop, "evaluation_return", at_least=at_least, stop=stop)
         return loop
 
     def _build_environment(self, replaced: Mapping[str, Any]) -> Any:

@@ -10,7 +10,7 @@ from gymnasium.wrappers import AtariPreprocessing
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment, make_one
 from rein.envs.wrappers.observations import FrameStack
 from rein.handlers.evaluate_every import evaluate_every
-from rein.handlers.solved import solved
+from rein.handlers.record_solved import record_solved
 from rein.loop import Loop
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.recipes.recipe import Builder
@@ -39,7 +39,7 @@ def gridworld_loop(
     loop = build.loop(agent, environment, episodic=episodic)
     test_environment = build.evaluation_environment(200, possible_targets=[target], **test)
     evaluate_every(loop, agent.policy(), test_environment, episodes=200, max_episode_steps=steps, every=every)
-    solved(loop, "evaluation_return", at_least=optimal_return(*target) - 0.5, stop=stop)
+    record_solved(loop, "evaluation_return", at_least=optimal_return(*target) - 0.5, stop=stop)
     return loop
 
 

@@ -153,7 +153,7 @@ class Replay:
         if self.num_envs and len(mask) != self.num_envs:
             raise ValueError(
                 f"the replay has rows of {self.num_envs} environments, not {len(mask)}; continue with "
-                f"{self.num_envs} environments, or use fill(..., num_envs={len(mask)})"
+                f"{self.num_envs} environments, or use fill_replay(..., num_envs={len(mask)})"
             )
         if self.filled:
             last = (self.next_slot - 1) % self.slots

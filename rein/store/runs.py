@@ -33,9 +33,9 @@ class RunSummary:
 
     Attributes:
         path: Folder of the run.
-        status: "running", "solved" (reached the target of `rein.solved`), "completed" (reached its limit), "halted",
-            "interrupted" (can be resumed), "failed" (raised an exception), "killed" (ended without a status), or
-            "damaged".
+        status: "running", "solved" (reached the target of `rein.record_solved`), "completed" (reached its limit),
+            "halted", "interrupted" (can be resumed), "failed" (raised an exception), "killed" (ended without a status),
+            or "damaged".
         note: Reason of a halt or an interrupt, exception of a failure, or what is damaged; None without one.
         name: Recipe, or agent and environment.
         options: Options of the recipe, or of the agent and the environment, by name.

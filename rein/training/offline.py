@@ -186,7 +186,7 @@ def offline_loop(
 
     Args:
         agent: agent that learns from a replay buffer.
-        data: transitions to fill the replay with first; see `fill`.
+        data: transitions to fill the replay with first; see `fill_replay`.
         store: store for `run.json`, the files of the metrics and checkpoints, or the path of a new `HDF5Store`.
         epochs: default number of epochs of `loop.run`.
         iterations: iterations of an epoch, 100 by default.
@@ -213,7 +213,7 @@ def offline_loop(
         raise ValueError("offline_loop: seeding the agent would empty its replay; build it with a seed=")
     _seed(agent, seed)
     if data is not None:
-        fill(agent, data)
+        fill_replay(agent, data)
 
     def step(state: State) -> StepState:
         metrics = agent.learn(updates_per_iteration)
@@ -236,13 +236,13 @@ def offline_loop(
     @loop.started.wire
     def take_clocks(state: State) -> None:
         if not len(agent.replay):
-            raise ValueError("offline_loop: the replay is empty; give data=, or call fill(agent, data) first")
+            raise ValueError("offline_loop: the replay is empty; give data=, or call fill_replay(agent, data) first")
         state.clocks.env_steps, state.clocks.updates = agent.env_steps, agent.updates
 
     return loop
 
 
-def fill(agent: ReplayAgent, data: Source, *, num_envs: int = 1, clip: bool = False) -> int:
+def fill_replay(agent: ReplayAgent, data: Source, *, num_envs: int = 1, clip: bool = False) -> int:
     """Fill an agent's replay buffer with recorded transitions, and return the number of valid ones.
 
     The statistics of an observation normalizer are updated, too.
@@ -261,15 +261,15 @@ def fill(agent: ReplayAgent, data: Source, *, num_envs: int = 1, clip: bool = Fa
             `clip`), or the data exceeds the capacity. Earlier chunks may be in the replay then.
     """
     if not isinstance(num_envs, int) or num_envs < 1:
-        raise ValueError(f"fill(num_envs={num_envs!r}): give 1 or more")
+        raise ValueError(f"fill_replay(num_envs={num_envs!r}): give 1 or more")
     kind, replay_kind = type(agent).__name__, type(agent.replay).__name__
     if isinstance(agent.replay, FrameReplay):
         raise ValueError(
-            f"fill: {kind}(frame_stack={agent.replay.frame_stack}) stores each frame once and cannot be filled with "
-            "recorded stacks; omit frame_stack"
+            f"fill_replay: {kind}(frame_stack={agent.replay.frame_stack}) stores each frame once and cannot be filled "
+            "with recorded stacks; omit frame_stack"
         )
     if type(agent.replay) not in (Replay, PrioritizedReplay):
-        raise ValueError(f"fill: {kind} has a {replay_kind}, which needs data that recorded transitions do not have")
+        raise ValueError(f"fill_replay: {kind} has a {replay_kind}, which needs more than recorded transitions")
     _seed(agent, None)  # seeding later would empty the replay
     chunks = _all_checked(agent, _chunks(data), clip)
     count = 0
@@ -301,7 +301,7 @@ def _all_checked(agent: ReplayAgent, chunks: Iterable[Transition], clip: bool) -
 def _checked(agent: ReplayAgent, chunk: Transition, rows: int, clip: bool) -> Transition:
     """Check a chunk, and convert it to the agent's device and dtypes. `rows` is the number of earlier rows."""
     if not isinstance(chunk, Transition):
-        raise ValueError(f"fill: data must consist of Transitions of rows (B, ...), not {type(chunk).__name__}")
+        raise ValueError(f"fill_replay: data must consist of Transitions of rows (B, ...), not {type(chunk).__name__}")
     chunk = to_device(chunk._replace(extras={}), agent.device)
     chunk = map_tree(lambda column: column.float() if column.dtype is torch.float64 else column, chunk)
     # use the dtypes of later observations, because files store half precision as float32
@@ -333,7 +333,7 @@ def _refuse_outside(agent: ReplayAgent, chunk: Transition, rows: int) -> None:
     wrong_B = ((chunk.action < low - rounding) | (chunk.action > high + rounding)).flatten(1).any(1)
     share = float((wrong_B & chunk.valid).sum()) / max(int(chunk.valid.sum()), 1)
     problem = f"outside of {agent.action_space} ({100.0 * share:.3g}% of these rows)"
-    _refuse(wrong_B, chunk, rows, "action", problem, "use fill(..., clip=True) if the environment clipped them, or ")
+    _refuse(wrong_B, chunk, rows, "action", problem, "use fill_replay(..., clip=True) for clipped actions, or ")
 
 
 def _as_observed(observation: Tree, space: spaces.Space[Any]) -> Tree:
@@ -365,9 +365,9 @@ def _check(agent: ReplayAgent, chunk: Transition, rows: int) -> None:
         return  # the replay raises an error with all missing fields
     space, shape = agent.action_space, tuple(chunk.action.shape[1:])
     if space.shape != shape:
-        raise ValueError(f"fill: the agent's actions are {space}, but the recorded actions have the shape {shape}")
+        raise ValueError(f"fill_replay: the actions of the agent are {space}, of the data {shape}")
     if isinstance(space, spaces.Discrete) and chunk.action.is_floating_point():
-        raise ValueError(f"fill: the agent's actions are {space}, but the recorded actions are {chunk.action.dtype}")
+        raise ValueError(f"fill_replay: the actions of the agent are {space}, of the data {chunk.action.dtype}")
     agent.networks.preprocess(map_tree(lambda column: column[:1], chunk.observation))  # checks the structure
     if chunk.valid is not None:
         _check_numbers(agent, chunk, rows)
@@ -405,4 +405,4 @@ def _refuse(wrong_B: Tensor, chunk: Transition, rows: int, name: str, problem: s
     wrong_rows = (wrong_B & chunk.valid).nonzero()
     if len(wrong_rows):
         place = f"in {len(wrong_rows)} transitions, first in number {rows + int(wrong_rows[0])}"
-        raise ValueError(f"fill: the {name} is {problem} {place}; {advice}remove them, or set valid to False")
+        raise ValueError(f"fill_replay: the {name} is {problem} {place}; {advice}remove them, or set valid to False")

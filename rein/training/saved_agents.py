@@ -20,11 +20,11 @@ from gymnasium import spaces
 from torch import Tensor
 
 import rein.agents
-from rein.agents.base.action_noise import GaussianNoise, OrnsteinUhlenbeck, Plateau
+from rein.agents.base.action_noise import AdaptiveExploration, GaussianNoise, OrnsteinUhlenbeck
 from rein.agents.base.agent import Agent
 from rein.agents.base.network_agent import FACTORIES
 from rein.agents.base.options import options_of
-from rein.agents.base.segments import Segments
+from rein.agents.base.segments import PrioritizedSegments
 from rein.errors import CheckpointError
 from rein.files import absolute
 from rein.integrations.weights_file import load_weights, read_weights
@@ -178,7 +178,7 @@ def _object(key: str, saved: Mapping[str, Any]) -> Any:
     if keys == {"clock", "segments"}:
         return as_schedule(saved)
     if {"threshold", "window"} <= keys:
-        return Plateau(**saved)
+        return AdaptiveExploration(**saved)
     if noise == "gaussian":
         return GaussianNoise(_option("std", saved["std"]))
     if noise == "ornstein_uhlenbeck":
@@ -186,5 +186,5 @@ def _object(key: str, saved: Mapping[str, Any]) -> Any:
     if saved.get("function") in _CORES and "features" in keys and keys <= {"function", "features", "layers"}:
         return functools.partial(_CORES[saved["function"]], **{name: saved[name] for name in keys - {"function"}})
     if key == "segments":
-        return Segments(**{name: _option(name, value) for name, value in saved.items()})
+        return PrioritizedSegments(**{name: _option(name, value) for name, value in saved.items()})
     raise ValueError(f"the file cannot describe {key}={saved.get('function', dict(saved))!r:.80}; pass {key}=")

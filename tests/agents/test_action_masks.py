@@ -24,7 +24,7 @@ from rein.networks.heads import DiscreteHead, ProductHead, action_head
 from rein.networks.recurrent import GRU
 from rein.ops.trees import leaves, map_tree
 from rein.testing import AgentContract
-from rein.training.offline import fill
+from rein.training.offline import fill_replay
 from rein.types import Transition
 from tests.envs.masked_grid import MaskedGrid
 
@@ -185,7 +185,7 @@ def test_bc_imitates_masked_actions() -> None:
     agent, observation = rein.BC(environment, hidden=(32,), learning_rate=1e-2, seed=0), environment.reset()
     action, rows = observation["action_mask"].argmax(1), torch.zeros(512)
     transition = Transition(observation, action, rows, rows > 0, rows > 0, observation, rows == 0, {})
-    fill(agent, [transition])
+    fill_replay(agent, [transition])
     agent.learn(200)
     assert (agent.policy().select_action(observation)[0] == action).float().mean() > 0.95
     exploring = agent.policy(deterministic=False)
@@ -198,7 +198,7 @@ def test_bc_refuses_recorded_actions_that_are_not_valid() -> None:
     environment = MaskedGrid(512, seed=0)
     agent, observation = rein.BC(environment, seed=0), environment.reset()
     action, rows = observation["action_mask"].argmin(1), torch.zeros(512)
-    fill(agent, [Transition(observation, action, rows, rows > 0, rows > 0, observation, rows == 0, {})])
+    fill_replay(agent, [Transition(observation, action, rows, rows > 0, rows > 0, observation, rows == 0, {})])
     with pytest.raises(ValueError, match="not valid according to their action_mask"):
         agent.learn(1)
 

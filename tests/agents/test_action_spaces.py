@@ -15,7 +15,7 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.base.segments import Segments
+from rein.agents.base.segments import PrioritizedSegments
 from rein.envs import SimulatedEnvironment
 from rein.envs.base.contract import check_action
 from rein.episodes.random_policy import RandomPolicy
@@ -219,7 +219,7 @@ def test_bits_are_as_many_choices_of_two() -> None:
     [
         {"shared": True},
         {"micro_batch": 5, "threads": 2},
-        {"segments": Segments()},
+        {"segments": PrioritizedSegments()},
         {"state_dependent_std": True, "squash": True},
         {"normalize_observation": True, "normalize_reward": True},
         {"max_grad_norm": None, "precision": "bfloat16"},

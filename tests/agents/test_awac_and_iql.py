@@ -15,7 +15,7 @@ import rein
 from rein.agents.awac import advantage_weight
 from rein.agents.base.learner import Batch
 from rein.agents.iql import expectile_loss
-from rein.training.offline import fill
+from rein.training.offline import fill_replay
 from rein.types import Transition
 
 BOX = spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -31,7 +31,7 @@ def one_step(rows: int = 2000) -> Transition:
 
 def trained(kind: Any, updates: int = 300, data: Transition | None = None, **options: Any) -> Any:
     agent = kind(BOX, BOX, hidden=(16,), batch_size=64, learning_rate=2e-2, tau=0.1, seed=0, **options)
-    fill(agent, [data or one_step()])
+    fill_replay(agent, [data or one_step()])
     agent.learn(updates)
     return agent
 
@@ -71,7 +71,7 @@ def test_importance_weight_2_equals_a_duplicated_row(kind: Any, part: str, optio
     for index, weight in (([0, 1, 2], [2.0, 1.0, 0.0]), ([0, 0, 1], None)):
         how: dict[str, Any] = {"optimizer": partial(torch.optim.SGD, lr=0.1), "learning_rate": 0.1, **options}
         agent = kind(BOX, BOX, hidden=(8,), seed=0, **how)
-        fill(agent, [one_step(8)])
+        fill_replay(agent, [one_step(8)])
         sample = agent.replay.take(torch.tensor(index))
         agent.update_from(sample, None if weight is None else torch.tensor(weight), False)
         learned.append(dict(agent.networks.get_submodule(part).named_parameters()))
@@ -127,7 +127,7 @@ def test_expectile_loss_is_asymmetric() -> None:
 
 def test_targets_follow_the_critics() -> None:
     agent = rein.IQL(BOX, BOX, hidden=(8,), tau=0.25, seed=0)
-    fill(agent, [one_step(64)])
+    fill_replay(agent, [one_step(64)])
     before = [parameter.clone() for parameter in agent.networks.target_critics.parameters()]
     agent.learn(1)
     networks = agent.networks

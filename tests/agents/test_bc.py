@@ -11,7 +11,7 @@ from rein.agents.base.imitation import likelihood_loss
 from rein.agents.base.learner import Batch
 from rein.agents.bc import BC, cross_entropy_loss, squared_action_loss
 from rein.networks.off_policy import Actor, Layers
-from rein.training.offline import fill
+from rein.training.offline import fill_replay
 from rein.types import Transition
 
 SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 512, "learning_starts": 24, "train_frequency": 8}
@@ -37,7 +37,7 @@ def test_discrete_actions_are_cloned(start):
     observation = states()
     action = start + (observation[:, 0] > 0).long() + (observation[:, 1] > 0).long()
     agent = BC(BOX, spaces.Discrete(3, start=start), hidden=(32,), learning_rate=1e-2, seed=0)
-    fill(agent, [recorded(observation, action)])
+    fill_replay(agent, [recorded(observation, action)])
     agent.learn(300)
     chosen, _ = agent.policy().select_action(observation)
     assert (chosen == action).float().mean() > 0.95
@@ -49,7 +49,7 @@ def test_continuous_actions_are_cloned_in_units_of_the_space(stochastic):
     action = torch.stack([2.0 + observation[:, 0], 10.0 * observation[:, 1] * observation[:, 2]], 1)
     space = spaces.Box(np.array([0.0, -20.0], np.float32), np.array([4.0, 20.0], np.float32))
     agent = BC(BOX, space, hidden=(32,), learning_rate=1e-2, stochastic=stochastic, seed=0)
-    fill(agent, [recorded(observation, action)])
+    fill_replay(agent, [recorded(observation, action)])
     agent.learn(500)
     chosen, _ = agent.policy().select_action(observation)
     assert ((chosen - action).abs().mean(0) < torch.tensor([0.1, 1.0])).all()
@@ -60,7 +60,7 @@ def test_random_actions_are_cloned_with_their_probabilities():
     generator = torch.Generator().manual_seed(1)
     often = (torch.rand(2000, generator=generator) < 0.8).long()
     agent = BC(BOX, spaces.Discrete(2), hidden=(8,), learning_rate=1e-2, seed=0)
-    fill(agent, [recorded(observation, often)])
+    fill_replay(agent, [recorded(observation, often)])
     agent.learn(300)
     for chosen in (
         agent.policy(deterministic=False).select_action(observation)[0],
@@ -75,7 +75,7 @@ def test_standard_deviation_of_actions_is_learned():
     generator = torch.Generator().manual_seed(1)
     action = (0.3 + 0.5 * torch.randn(4000, 1, generator=generator)).tanh()
     agent = BC(BOX, spaces.Box(-1.0, 1.0, (1,), np.float32), hidden=(8,), learning_rate=1e-2, seed=0)
-    fill(agent, [recorded(observation, action)])
+    fill_replay(agent, [recorded(observation, action)])
     agent.learn(300)
     distribution = agent.networks.actor.distribution(torch.zeros(1, 3))
     assert distribution.mean.item() == pytest.approx(0.3, abs=0.1)

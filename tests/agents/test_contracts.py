@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import pytest
 
 import rein
-from rein.agents.base.action_noise import OrnsteinUhlenbeck, Plateau
-from rein.agents.base.segments import Segments
+from rein.agents.base.action_noise import AdaptiveExploration, OrnsteinUhlenbeck
+from rein.agents.base.segments import PrioritizedSegments
 from rein.envs.probes import Reach
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
+from rein.schedules import linear
 from rein.testing import AgentContract
 from tests.envs.masked_grid import MaskedGrid
 
@@ -31,8 +32,11 @@ OFTEN = {**REPLAY, "update_to_data": 0.25}
 RARELY = {**REPLAY, "capacity": 512, "learning_starts": 24, "train_frequency": 8, "update_to_data": 0.125}
 QUANTILES = {**RARELY, "learning_starts": 40, "cosines": 8, "action_quantiles": 8, "epsilon": 0.2}
 SEQUENCES = {**OFTEN, "hidden": (8,), "batch_size": 8, "capacity": 200, "tau": 0.1, "sequence_length": 4, "burn_in": 2}
-WALK = OrnsteinUhlenbeck(sigma=Plateau(0.1, low=0.001, high=0.2))
-SEGMENTS = {"segments": Segments(beta=rein.linear(0.2, 1.0, updates=100), rho_clip=math.inf), "reward_smoothing": 0.5}
+WALK = OrnsteinUhlenbeck(sigma=AdaptiveExploration(0.1, low=0.001, high=0.2))
+SEGMENTS = {
+    "segments": PrioritizedSegments(beta=linear(0.2, 1.0, updates=100), rho_clip=math.inf),
+    "reward_smoothing": 0.5,
+}
 
 
 def core(kind: Any, layers: int = 1) -> dict[str, Any]:
@@ -52,22 +56,25 @@ class Case(NamedTuple):
 
 CASES = {
     "PPO": Case(rein.PPO, GRID, ROLLOUT),
-    "PPO, continuous": Case(rein.PPO, REACH, {**ROLLOUT, "learning_rate": rein.linear(1e-3, 0.0, env_steps=10_000)}),
-    "PPO, masks and segments": Case(rein.PPO, MASKED, {**ROLLOUT, "segments": Segments(), "shared": True}),
+    "PPO, continuous": Case(rein.PPO, REACH, {**ROLLOUT, "learning_rate": linear(1e-3, 0.0, env_steps=10_000)}),
+    "PPO, masks and segments": Case(rein.PPO, MASKED, {**ROLLOUT, "segments": PrioritizedSegments(), "shared": True}),
     "PPO, recurrent": Case(rein.PPO, GRID, {**ROLLOUT, **core(MinimalGRU), "minibatches": 1, "shared": True}),
     "A2C": Case(rein.A2C, GRID, {**SHORT, "normalize_advantage": True}),
     "A2C, masks": Case(rein.A2C, MASKED, {**SHORT, "rollout_steps": 8}),
     "IMPALA": Case(rein.IMPALA, GRID, ROLLOUT),
     "PQN": Case(rein.PQN, GRID, {**ROLLOUT, "epsilon": 0.3}),
     "PQN, masks": Case(rein.PQN, MASKED, {**ROLLOUT, "rollout_steps": 4, "gamma": 0.9}),
-    "Q-learning": Case(rein.QLearning, GRID, {"epsilon": rein.linear(0.5, 0.1, env_steps=200)}),
+    "Q-learning": Case(rein.QLearning, GRID, {"epsilon": linear(0.5, 0.1, env_steps=200)}),
     "Q-learning, masks": Case(rein.QLearning, MASKED, {"gamma": 0.9}),
-    "DQN": Case(rein.DQN, GRID, {**OFTEN, "epsilon": rein.linear(0.5, 0.1, env_steps=100)}),
+    "DQN": Case(rein.DQN, GRID, {**OFTEN, "epsilon": linear(0.5, 0.1, env_steps=100)}),
     "recurrent DQN": Case(  # old transitions are overwritten
         rein.RecurrentDQN,
         GRID,
         {**SEQUENCES, **core(MinimalGRU), "double": False, "huber": None, "capacity": 40, "burn_in": 0}
-        | {"epsilon": Plateau(0.5, window=4), "learning_rate": rein.linear(1e-3, 0.0, env_steps=1000)},
+        | {
+            "epsilon": AdaptiveExploration(0.5, window=4),
+            "learning_rate": linear(1e-3, 0.0, env_steps=1000),
+        },
     ),
     "IQN": Case(rein.IQN, GRID, QUANTILES),
     "SAC": Case(rein.SAC, REACH, OFTEN),
@@ -94,14 +101,14 @@ SLOW_CASES = {
         rein.PQN,
         GRID,
         {**ROLLOUT, "dueling": True, "layer_norm": False, "normalize_observation": True, "normalize_reward": True}
-        | {"epsilon": rein.linear(1.0, 0.1, env_steps=100), "max_grad_norm": None}
-        | {"learning_rate": rein.linear(1e-3, 0.0, env_steps=10_000)},
+        | {"epsilon": linear(1.0, 0.1, env_steps=100), "max_grad_norm": None}
+        | {"learning_rate": linear(1e-3, 0.0, env_steps=10_000)},
     ),
     "DQN, Rainbow": Case(  # the replay is full after 25 steps, and targets are copies of the network
         rein.DQN,
         GRID,
         {**OFTEN, "dueling": True, "layer_norm": True, "n_step": 3, "prioritized": True, "tau": 1.0}
-        | {"target_frequency": 5, "capacity": 102, "epsilon": Plateau(0.5)},
+        | {"target_frequency": 5, "capacity": 102, "epsilon": AdaptiveExploration(0.5)},
     ),
     "DQN, Boltzmann": Case(
         rein.DQN, GRID, {**REPLAY, "temperature": 0.5, "double": False, "huber": None, "normalize_observation": True}, 1
@@ -115,7 +122,7 @@ SLOW_CASES = {
         rein.IQN,
         GRID,
         {**QUANTILES, "double": True, "drawn_levels": False, "risk": 0.5, "n_step": 3, "prioritized": True}
-        | {"temperature": rein.linear(1.0, 0.1, env_steps=100), "normalize_observation": True, "huber": 0.1},
+        | {"temperature": linear(1.0, 0.1, env_steps=100), "normalize_observation": True, "huber": 0.1},
         8,
     ),
     "IQN, frames": Case(rein.IQN, frames, {**QUANTILES, "frame_stack": 3, "prioritized": True}, 8),

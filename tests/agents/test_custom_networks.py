@@ -86,7 +86,11 @@ KINDS: dict[str, tuple[Any, bool, dict[str, Any]]] = {  # kind, whether actions 
         True,
         ROLLOUT | {"network": functools.partial(ActorCritic, spread=True), "state_dependent_std": True},
     ),
-    "PPO, segments": (rein.PPO, True, ROLLOUT | {"network": ActorCritic, "segments": rein.Segments(), "squash": True}),
+    "PPO, segments": (
+        rein.PPO,
+        True,
+        ROLLOUT | {"network": ActorCritic, "segments": rein.PrioritizedSegments(), "squash": True},
+    ),
     "A2C": (rein.A2C, True, ROLLOUT | {"network": ActorCritic}),
     "IMPALA": (rein.IMPALA, False, ROLLOUT | {"network": ActorCritic}),
     "PQN": (rein.PQN, False, ROLLOUT | {"network": Q}),

@@ -11,7 +11,7 @@ from gymnasium import spaces
 import rein
 
 CONTINUOUS = (rein.SAC, rein.TD3, rein.AWAC, rein.IQL)
-FALLING, RISING = rein.linear(0.1, -0.1, updates=5), rein.linear(2.0, 0.0, env_steps=10)
+FALLING, RISING = rein.schedules.linear(0.1, -0.1, updates=5), rein.schedules.linear(2.0, 0.0, env_steps=10)
 INVALID: dict[Any, list[tuple[str, list[Any]]]] = {
     rein.PPO: [
         *[("gamma", [None, "0.9", True, 1.1, math.nan, 1j]), ("learning_rate", [-1.0]), ("clip", [-0.1])],

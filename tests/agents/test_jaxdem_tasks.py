@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import rein
-from rein.agents.base.segments import Segments
+from rein.agents.base.segments import PrioritizedSegments
 from rein.agents.ppo import PPO
 from rein.envs.probes.jaxdem import OpenCorridor, SignBandit
 from rein.schedules import linear
@@ -97,7 +97,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "all of JaxDEM's": {
         "squash": "ball",
         "state_dependent_std": True,
-        "segments": Segments(alpha=0.8, beta=linear(0.2, 1.0, updates=400)),
+        "segments": PrioritizedSegments(alpha=0.8, beta=linear(0.2, 1.0, updates=400)),
         "reward_smoothing": 0.1,
     },
 }

@@ -20,7 +20,7 @@ SHORT: dict[str, Any] = {"rollout_steps": 4, "hidden": (32,), "learning_rate": 1
 ROLLOUT = {**SHORT, "rollout_steps": 16, "update_epochs": 4, "minibatches": 4}
 REPLAY = {"hidden": (32,), "learning_rate": 1e-2, "gamma": 0.9, "batch_size": 64, "learning_starts": 128, "tau": 0.05}
 REPLAY |= {"update_to_data": 1 / 16, "capacity": 20_000}
-EPSILON = {**REPLAY, "epsilon": rein.linear(1.0, 0.05, env_steps=2_000)}
+EPSILON = {**REPLAY, "epsilon": rein.schedules.linear(1.0, 0.05, env_steps=2_000)}
 SOFT, NOISY = {**REPLAY, "initial_temperature": 0.1}, {**REPLAY, "noise": GaussianNoise(0.3)}
 DISCRETE = {"hidden": (32,), "learning_rate": 3e-3, "batch_size": 64, "learning_starts": 200}
 DISCRETE |= {"update_to_data": 0.25, "target_entropy": 0.05}

@@ -190,7 +190,7 @@ FORBIDDEN = [
     ("loop/engine.py", "from rein.agents.ppo import PPO"),
     ("loop/engine.py", "from rein import agents"),
     ("loop/engine.py", "from ..episodes import batch_step"),
-    ("loop/engine.py", "def run():\n    from rein.training.offline import fill"),
+    ("loop/engine.py", "def run():\n    from rein.training.offline import fill_replay"),
     ("loop/engine.py", "import importlib\nimportlib.import_module('rein.episodes')"),
     ("loop/engine.py", "import importlib\nimportlib.import_module('rein.' + 'episodes')"),
     ("loop/engine.py", "from rein.types import Transition"),

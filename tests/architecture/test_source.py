@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,8 +84,17 @@ def test_importing_module_does_not_replace_function_of_same_name() -> None:
     assert rein.checkpoint is rein.handlers.checkpoint is checkpoint
 
 
-def test_all_agents_and_handlers_are_exported() -> None:
-    assert {*rein.agents.__all__, *rein.handlers.__all__} <= {*rein.__all__}
+def test_all_agents_are_exported() -> None:
+    assert {*rein.agents.__all__} <= {*rein.__all__}
+
+
+def test_rein_exports_at_most_fifty_names_besides_agents() -> None:
+    assert len({*rein.__all__} - {*rein.agents.__all__}) <= 50
+
+
+def test_file_names_are_unique() -> None:
+    names = collections.Counter(Path(path).name for path in SOURCES)
+    assert [name for name, count in names.items() if count > 1 and not name.startswith("__")] == []
 
 
 def test_star_import_does_not_import_subpackages() -> None:
@@ -96,6 +106,8 @@ def test_star_import_does_not_import_subpackages() -> None:
 def test_unknown_name_suggests_the_closest_name() -> None:
     with pytest.raises(AttributeError, match="PPO"):
         _ = rein.PP0
+    with pytest.raises(AttributeError, match=r"rein.handlers.watchdog"):
+        _ = rein.watchdog
 
 
 def test_long_function_is_found() -> None:

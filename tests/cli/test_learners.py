@@ -173,7 +173,7 @@ def test_values_that_change_during_a_run_are_the_last_ones(tmp_path: Path) -> No
     env = rein.envs.CartPole(8, seed=0)
     agent = rein.Population(rein.PPO, env, learners=4, learning_rate=[1e-4, 1e-4, 1e-2, 1e-2], seed=0)
     loop = rein.training_loop(agent, env, tmp_path / "run", epochs=4, iterations=64)
-    rein.population_based_training(loop, {"learning_rate": (1e-3, 1e-2)})
+    rein.handlers.population_based_training(loop, {"learning_rate": (1e-3, 1e-2)})
     loop.run()
     rates = [agent.agent(learner).learning_rate() for learner in range(4)]
     assert read_learners(tmp_path / "run", "learning_rate").values == pytest.approx(rates)

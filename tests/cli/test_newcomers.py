@@ -26,7 +26,7 @@ from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.envs.pendulum import Pendulum
 from rein.handlers.evaluate_every import evaluate_every as evaluate_during
-from rein.handlers.solved import solved
+from rein.handlers.record_solved import record_solved
 from rein.handlers.stop_at import stop_at
 from rein.recipes.cartpole_ppo import cartpole
 from rein.training.offline import offline_loop
@@ -435,7 +435,7 @@ def test_env_steps_accept_an_exponent(tmp_path, capsys):
 
 def test_unsolved_run_records_its_last_value(tmp_path, capsys):
     made = loop(epochs=1)
-    solved(made, "policy_loss", at_least=1e9)
+    record_solved(made, "policy_loss", at_least=1e9)
     state = made.run()
     assert state.memory["unsolved/policy_loss 1000000000.0"]["value"] == state.history[-1].metrics["policy_loss"]
 
@@ -463,7 +463,7 @@ def test_unreported_metric_warns_once(caplog):
 def test_open_run_without_finished_files_raises(tmp_path):
     with (
         contextlib.closing(rein.HDF5Store(tmp_path / "run")) as store,
-        pytest.raises(rein.StoreError, match="no file is finished"),
+        pytest.raises(rein.errors.StoreError, match="no file is finished"),
     ):
         rein.open_run(store.path)
 
@@ -471,7 +471,7 @@ def test_open_run_without_finished_files_raises(tmp_path):
 @pytest.mark.parametrize("exist", ["error", "resume", "new"])
 def test_store_on_a_file_raises(tmp_path, exist):
     (tmp_path / "a_file").write_text("text")
-    with pytest.raises(rein.StoreError, match="is a file"):
+    with pytest.raises(rein.errors.StoreError, match="is a file"):
         rein.HDF5Store(tmp_path / "a_file", exist)
 
 

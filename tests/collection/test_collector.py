@@ -281,7 +281,7 @@ def test_handlers_of_failed_run_after_an_environment_has_failed(collection: str,
     env = rein.make(functools.partial(Overheats, failure == "death"), 4, seed=0, **workers)
     agent = rein.A2C(env, hidden=(8,), rollout_steps=4, seed=0)
     loop = rein.training_loop(agent, env, tmp_path / "run", iterations=8, collection=COLLECTIONS[collection])
-    called, error = [], rein.WorkerDied if failure == "death" else ZeroDivisionError
+    called, error = [], rein.errors.WorkerDied if failure == "death" else ZeroDivisionError
     loop.failed(lambda state: called.append(state.epoch))
     with pytest.raises(error) as caught:
         loop.run(epochs=9)

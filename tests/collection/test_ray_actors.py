@@ -72,7 +72,7 @@ def test_too_many_dead_actors_raise_worker_died() -> None:
     def kill(state: State) -> None:
         ray.kill(loop.parts["collection"]._actors[0]._actor)
 
-    with pytest.raises(rein.WorkerDied, match="replaced"):
+    with pytest.raises(rein.errors.WorkerDied, match="replaced"):
         loop.run(epochs=3)
 
 

@@ -178,7 +178,7 @@ def test_actions_that_are_sent_are_copied_and_checked() -> None:
     action = torch.ones(1, dtype=torch.int64)
     environment.send(action, [1])
     action.zero_()
-    with pytest.raises(rein.EnvironmentContractError, match="shape"):
+    with pytest.raises(rein.errors.EnvironmentContractError, match="shape"):
         environment.send(torch.ones(2, 1, dtype=torch.int64), [0])
     _, time_step = environment.receive()
     other = GymnasiumEnvironment("CartPole-v1", 2, 0)
@@ -197,7 +197,7 @@ def test_flags_of_a_step_share_no_memory() -> None:
 def test_actions_are_checked_for_agents_that_have_not_left() -> None:
     environment = rein.PettingZooEnvironment(Climbers, 1, 0, top=1.05)
     environment.reset()
-    with pytest.raises(rein.EnvironmentContractError, match="guide_0"):
+    with pytest.raises(rein.errors.EnvironmentContractError, match="guide_0"):
         environment.apply_action(torch.tensor([2, 0, 0]))
     while not environment.apply_action(torch.tensor([1, 0, 0])).terminated[0]:
         pass

@@ -187,7 +187,10 @@ def test_recurrent_opponents_have_a_carry_for_each_game() -> None:
 @pytest.mark.timeout(3600)
 def test_agent_never_loses_to_random_and_elo_rises_over_snapshots() -> None:
     """Snapshots are taken after 16,384, 131,072, 524,288 and 2,949,120 env steps."""
-    rate, entropy = rein.linear(2e-3, 1e-4, env_steps=3_000_000), rein.linear(0.05, 0.003, env_steps=3_000_000)
+    rate, entropy = (
+        rein.schedules.linear(2e-3, 1e-4, env_steps=3_000_000),
+        rein.schedules.linear(0.05, 0.003, env_steps=3_000_000),
+    )
     settings: dict[str, Any] = {"rollout_steps": 16, "update_epochs": 6, "hidden": (256, 256), "activation": "relu"}
     settings |= {"learning_rate": rate, "entropy_coefficient": entropy, "gamma": 1.0}
     agent = rein.PPO(GAME, seed=0, **settings)

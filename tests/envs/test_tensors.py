@@ -188,21 +188,21 @@ def test_step_without_tensors_of_the_right_kind_raises(position: int, change: An
 
     environment = rein.TensorEnvironment(Wrong(), 0)
     environment.reset()
-    with pytest.raises(rein.EnvironmentContractError, match=message):
+    with pytest.raises(rein.errors.EnvironmentContractError, match=message):
         environment.apply_action(torch.zeros(N, 2))
 
 
 def test_values_of_the_first_action_are_checked() -> None:
     environment = adapted("step")
     environment.reset()
-    with pytest.raises(rein.EnvironmentContractError, match="expected finite numbers"):
+    with pytest.raises(rein.errors.EnvironmentContractError, match="expected finite numbers"):
         environment.apply_action(torch.full((N, 2), torch.nan))
 
 
 def test_missing_final_observation_raises_on_the_host() -> None:
     environment = rein.TensorEnvironment(Counter(final="none"), 0, final_observation="info")
     environment.reset()
-    with pytest.raises(rein.EnvironmentContractError, match="info has no entry final_obs"):
+    with pytest.raises(rein.errors.EnvironmentContractError, match="info has no entry final_obs"):
         for _ in range(7):
             environment.apply_action(torch.zeros(N, 2))
 

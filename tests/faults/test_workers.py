@@ -222,7 +222,7 @@ def test_worker_that_breaks_in_an_answer_is_noticed(
     break_answers(monkeypatch, method, fault, tmp_path / "armed")
     environment = begun(timeout=0.3 if stops else None, on_failure=on_failure)
     (tmp_path / "armed").touch()
-    check_failure(environment, method, rein.WorkerTimeout if stops else rein.WorkerError)
+    check_failure(environment, method, rein.errors.WorkerTimeout if stops else rein.errors.WorkerError)
 
 
 @pytest.mark.default_cases("step-raise", "save-restart", "load-restart")
@@ -232,14 +232,14 @@ def test_worker_that_does_not_read_is_noticed(method: str, on_failure: Any) -> N
     environment = begun(timeout=0.3, on_failure=on_failure)
     worker = environment._transport._workers[1]
     fill(worker.pid, worker.pipe.fileno())
-    check_failure(environment, method, rein.WorkerTimeout)
+    check_failure(environment, method, rein.errors.WorkerTimeout)
 
 
-def check_failure(environment: Any, method: str, error: type[rein.WorkerError]) -> None:
+def check_failure(environment: Any, method: str, error: type[rein.errors.WorkerError]) -> None:
     """Check that the method raises the error with its place, or succeeds with a new worker."""
     seeds = environment.episode_seeds[2:].tolist()
     if environment.config["workers"]["on_failure"] == "raise":
-        with pytest.raises(rein.WorkerError, match="worker 1 of 2") as caught:
+        with pytest.raises(rein.errors.WorkerError, match="worker 1 of 2") as caught:
             OPERATIONS[method](environment)
         assert type(caught.value) is error
         assert f"environments 2 to 3, episode seeds {seeds}" in str(caught.value)

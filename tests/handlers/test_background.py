@@ -176,7 +176,7 @@ def test_next_evaluation_starts_a_new_process(caplog: pytest.LogCaptureFixture) 
 
 def test_environment_error_ends_the_run_with_its_traceback() -> None:
     loop = make(environment=Breaking(good=0, kills=False), episodes=2)
-    with pytest.raises(rein.WorkerError, match="out of order"):
+    with pytest.raises(rein.errors.WorkerError, match="out of order"):
         loop.run()
     assert process_of(loop).pid is None
 

@@ -20,7 +20,7 @@ from rein.episodes import evaluate as play
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.monitor import early_stop
-from rein.handlers.solved import solved
+from rein.handlers.record_solved import record_solved
 from rein.loop import Loop
 from rein.loop.state import State
 from rein.ops.random import episode_seeds, integers
@@ -325,7 +325,7 @@ def test_interrupted_evaluation_is_finished_by_the_resumed_run(event: str, step:
         before(loop, event)
         evaluate_every(loop, Always(2), environment, episodes=5, event=event, every=2)
         early_stop(loop, "evaluation_return", mode="max", patience=1, event=event, every=2)
-        solved(loop, "evaluation_return", 10.0, stop=False, event=event, every=2)
+        record_solved(loop, "evaluation_return", 10.0, stop=False, event=event, every=2)
         loop.evaluation_completed(
             lambda state: seen.append((state.total_iterations, dict(state.memory["evaluations"])))
         )

@@ -47,7 +47,7 @@ def test_each_metric_has_a_curve_without_nan() -> None:
         if state.epoch >= 3:
             state.metrics["late"] = 5.0
 
-    figure = rein.live_plot(loop, ["episode_return", "late", "never"])
+    figure = rein.handlers.live_plot(loop, ["episode_return", "late", "never"])
     loop.epoch_ended(late)  # after the plot
     loop.run()
     assert curves(figure) == {"episode_return": [[20, 1], [60, 3], [80, 4]], "late": [[60, 5], [80, 5]]}
@@ -55,14 +55,14 @@ def test_each_metric_has_a_curve_without_nan() -> None:
 
 def test_clock_and_filters_select_the_points() -> None:
     loop = make()
-    figure = rein.live_plot(loop, "episode_return", clock="epochs", every=2)
+    figure = rein.handlers.live_plot(loop, "episode_return", clock="epochs", every=2)
     loop.run()
     assert curves(figure) == {"episode_return": [[4, 4]]}
 
 
 def test_notebook_shows_one_image_that_is_replaced(notebook: list[dict[str, str]]) -> None:
     loop = make()
-    rein.live_plot(loop, seconds=0.0)
+    rein.handlers.live_plot(loop, seconds=0.0)
     loop.run()
     assert len(notebook) == 6, "at the start, after each epoch, and at the end"
     assert all(base64.b64decode(state["image/png"]).startswith(b"\x89PNG") for state in notebook)
@@ -70,13 +70,13 @@ def test_notebook_shows_one_image_that_is_replaced(notebook: list[dict[str, str]
 
 def test_drawing_is_limited_by_time(notebook: list[dict[str, str]]) -> None:
     loop = make()
-    rein.live_plot(loop, seconds=1e6)
+    rein.handlers.live_plot(loop, seconds=1e6)
     loop.run()
     assert len(notebook) == 3, "at the start, after the first epoch, and at the end"
 
 
 def test_unknown_clock_and_missing_metrics_raise() -> None:
     with pytest.raises(ValueError, match="unknown clock"):
-        rein.live_plot(make(), clock="steps")
+        rein.handlers.live_plot(make(), clock="steps")
     with pytest.raises(ValueError, match="metrics"):
-        rein.live_plot(make(), [])
+        rein.handlers.live_plot(make(), [])

@@ -7,7 +7,7 @@ import pytest
 
 from rein.handlers.log import log
 from rein.handlers.output import table
-from rein.handlers.solved import solved
+from rein.handlers.record_solved import record_solved
 from rein.loop import Loop
 from rein.loop.state import State
 
@@ -73,7 +73,7 @@ def test_table_groups_metrics_and_fits_the_width(width: int) -> None:
 def test_last_line_says_whether_the_target_was_reached(stops: int, last: str) -> None:
     loop = Loop(lambda state: None)
     loop.metric("score", lambda state: state.epoch)
-    solved(loop, "score", at_least=2.5)
+    record_solved(loop, "score", at_least=2.5)
     written = lines(loop, epochs=stops)
     assert written[-1].endswith(f": {last}")
     assert "after 0:00" in written[-1]

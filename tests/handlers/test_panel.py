@@ -28,8 +28,8 @@ import rein
 loop = rein.Loop(lambda state: state.clocks.advance(env_steps=10), epochs=6, iterations=2)
 loop.metric("episode_return", lambda state: float(state.epoch))
 loop.metric("policy_loss", lambda state: 0.25)
-rein.solved(loop, "episode_return", at_least=10)
-rein.interrupts(loop)
+rein.record_solved(loop, "episode_return", at_least=10)
+rein.handlers.interrupts(loop)
 rein.progress(loop, description="task")
 sys.modules["rein.handlers.progress"]._Bar.every = 0.0  # draw in each iteration
 

@@ -27,7 +27,7 @@ def made(kind: Any = rein.PPO, rates: Any = (1e-3, 1e-3, 1e-2, 1e-2), **options:
 
 def looped(population: rein.Population, env: Any, store: Any = None, **options: Any) -> rein.Loop:
     loop = rein.training_loop(population, env, store, epochs=6, iterations=32)
-    rein.population_based_training(loop, **{"bounds": BOUNDS, "every": 2, **options})
+    rein.handlers.population_based_training(loop, **{"bounds": BOUNDS, "every": 2, **options})
     return loop
 
 
@@ -138,7 +138,9 @@ def test_population_with_hopeless_learners_improves() -> None:
         population, env = made(rates=[1e-9, 1e-9, 1e-2, 1e-2], hidden=(16, 16), update_epochs=4)
         loop = rein.training_loop(population, env, epochs=12, iterations=64)
         if evolves:
-            rein.population_based_training(loop, {"learning_rate": (5e-3, 2e-2)}, every=2, before=9, fraction=0.5)
+            rein.handlers.population_based_training(
+                loop, {"learning_rate": (5e-3, 2e-2)}, every=2, before=9, fraction=0.5
+            )
         metrics = loop.run().metrics
         return [metrics[f"learner_return/{learner}"] for learner in range(S)]
 
@@ -225,7 +227,7 @@ def test_invalid_arguments_raise(change: dict[str, Any], kind: Any, word: str) -
 @pytest.mark.parametrize(
     ("options", "kind", "word"),
     [
-        ({"learning_rate": rein.linear(1e-3, 0.0, env_steps=100)}, TypeError, "schedule"),
+        ({"learning_rate": rein.schedules.linear(1e-3, 0.0, env_steps=100)}, TypeError, "schedule"),
         ({"hidden": (8, 8), "activation": ["tanh", "relu", "tanh", "tanh"]}, ValueError, "activation"),
     ],
 )
@@ -242,4 +244,4 @@ def test_single_learner_raises() -> None:
 def test_agent_that_is_no_population_raises() -> None:
     env = rein.envs.CartPole(2)
     with pytest.raises(TypeError, match="Population"):
-        rein.population_based_training(rein.training_loop(rein.PPO(env), env), BOUNDS)
+        rein.handlers.population_based_training(rein.training_loop(rein.PPO(env), env), BOUNDS)

@@ -26,7 +26,7 @@ def steps_in(path: Path) -> set[str]:
 
 def test_trace_has_chosen_iterations_and_their_operations(tmp_path: Path) -> None:
     loop, path = make(), tmp_path / "new" / "trace.json"
-    rein.profile(loop, path, skip=3, iterations=2)
+    rein.handlers.profile(loop, path, skip=3, iterations=2)
     loop.run()
     assert steps_in(path) == {"ProfilerStep#3", "ProfilerStep#4"}
     assert "aten::mm" in path.read_text()
@@ -34,14 +34,14 @@ def test_trace_has_chosen_iterations_and_their_operations(tmp_path: Path) -> Non
 
 def test_run_that_ends_early_writes_its_iterations(tmp_path: Path) -> None:
     loop, path = make(), tmp_path / "trace.json"
-    rein.profile(loop, path, skip=6, iterations=10)
+    rein.handlers.profile(loop, path, skip=6, iterations=10)
     loop.run()
     assert {"ProfilerStep#6", "ProfilerStep#7"} <= steps_in(path)
 
 
 def test_run_that_fails_writes_its_iterations(tmp_path: Path) -> None:
     loop, path = make(), tmp_path / "trace.json"
-    rein.profile(loop, path, skip=1)
+    rein.handlers.profile(loop, path, skip=1)
 
     @loop.iteration_completed(once=4)
     def fail(state: rein.State) -> None:
@@ -55,20 +55,20 @@ def test_run_that_fails_writes_its_iterations(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["skip", "iterations"])
 def test_zero_raises(option: Any) -> None:
     with pytest.raises(ValueError, match=option):
-        rein.profile(make(), **{option: 0})
+        rein.handlers.profile(make(), **{option: 0})
 
 
 def test_second_profile_at_the_same_time_raises(tmp_path: Path) -> None:
     loop = make()
-    rein.profile(loop, tmp_path / "a.json", skip=1, iterations=2)
-    rein.profile(loop, tmp_path / "b.json", skip=1, iterations=2)
+    rein.handlers.profile(loop, tmp_path / "a.json", skip=1, iterations=2)
+    rein.handlers.profile(loop, tmp_path / "b.json", skip=1, iterations=2)
     with pytest.raises(RuntimeError, match="another"):
         loop.run()
 
 
 def test_run_shorter_than_the_skipped_iterations_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     loop = make()
-    rein.profile(loop, tmp_path / "trace.json", skip=10)
+    rein.handlers.profile(loop, tmp_path / "trace.json", skip=10)
     loop.run()
     assert "no trace" in caplog.text
     assert not (tmp_path / "trace.json").exists()
@@ -82,7 +82,7 @@ from rein.errors import StoreError
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))  # like a full disk
 loop = rein.Loop(lambda state: {"loss": torch.ones(4, 4) @ torch.ones(4, 4)}, iterations=8)
-rein.profile(loop, sys.argv[1], skip=1, iterations=2)
+rein.handlers.profile(loop, sys.argv[1], skip=1, iterations=2)
 try:
     loop.run()
 except StoreError as error:
@@ -101,6 +101,6 @@ def test_full_disk_raises_and_keeps_the_previous_trace(tmp_path: Path) -> None:
 
 def test_trace_can_be_compressed(tmp_path: Path) -> None:
     loop, path = make(), tmp_path / "trace.json.gz"
-    rein.profile(loop, path, skip=1, iterations=2)
+    rein.handlers.profile(loop, path, skip=1, iterations=2)
     loop.run()
     assert json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]

@@ -136,8 +136,8 @@ def test_loop_without_environments_shows_iterations(watch: SimpleNamespace, env_
 def test_time_left_is_an_upper_bound_if_the_run_may_be_solved_earlier(slow_step: Callable[[State], None]) -> None:
     file, loop = io.StringIO(), Loop(slow_step, epochs=10, iterations=1)
     loop.metric("score", lambda state: float(state.epoch))
-    rein.solved(loop, "score", at_least=8)
-    rein.solved(loop, "score", at_least=100, stop=False)
+    rein.record_solved(loop, "score", at_least=8)
+    rein.record_solved(loop, "score", at_least=100, stop=False)
     progress(loop, file=file)
     loop.run()
     assert file.getvalue().splitlines()[0].endswith("10/s  < 0:05 left")

@@ -147,14 +147,14 @@ def test_failed_round_is_discarded() -> None:
 def test_store_errors_are_raised_with_on_failure_drop() -> None:
     class Full(MemoryStore):
         def append(self, trajectory: Any) -> None:
-            raise rein.StoreError("no room")
+            raise rein.errors.StoreError("no room")
 
     environment = CartPole(num_envs=4, seed=0)
     agent = PPO(environment.single_observation_space, environment.single_action_space, rollout_steps=8, seed=0)
     loop = rein.training_loop(agent, environment, epochs=2, iterations=8, seed=0)
     others, options = CartPole(num_envs=4, seed=1), {"episodes": 4, "max_episode_steps": 9, "on_failure": "drop"}
     evaluate_every(loop, agent.policy(), others, store=Full(), **options)
-    with pytest.raises(rein.StoreError, match="no room"):
+    with pytest.raises(rein.errors.StoreError, match="no room"):
         loop.run()
 
 

@@ -1,10 +1,10 @@
-"""`solved` records the first time that a metric reaches its bound."""
+"""`record_solved` records the first time that a metric reaches its bound."""
 
 from __future__ import annotations
 
 import math
 
-from rein.handlers.solved import solved
+from rein.handlers.record_solved import record_solved
 from rein.loop import Loop
 
 SCORES = [1.0, math.nan, 7.5, 9.0, 2.0]
@@ -18,7 +18,7 @@ def scored(*, stop: bool, report: bool = True, **filters) -> Loop:
         if report:
             state.metrics["score"] = SCORES[state.epoch - 1]
 
-    solved(loop, "score", at_least=7.0, stop=stop, **filters)
+    record_solved(loop, "score", at_least=7.0, stop=stop, **filters)
     return loop
 
 
@@ -46,8 +46,8 @@ def test_solved_run_halts_when_resumed():
 def with_a_milestone() -> Loop:
     loop = Loop(lambda state: None, epochs=10, iterations=1)
     loop.metric("score", lambda state: float(state.epoch), reduce="last")
-    solved(loop, "score", at_least=2.0, stop=False)
-    solved(loop, "score", at_least=7.0)
+    record_solved(loop, "score", at_least=2.0, stop=False)
+    record_solved(loop, "score", at_least=7.0)
     return loop
 
 
@@ -69,8 +69,8 @@ def test_close_milestones_and_different_filters_are_recorded_separately():
     loop = Loop(lambda state: None, epochs=8, iterations=1)
     loop.metric("score", lambda state: 1000000.0 + state.epoch, reduce="last")
     for level in (1000001.0, 1000002.0, 1000003.0):
-        solved(loop, "score", at_least=level, stop=False)
-    solved(loop, "score", at_least=1000001.0, after=5)
+        record_solved(loop, "score", at_least=level, stop=False)
+    record_solved(loop, "score", at_least=1000001.0, after=5)
     found = loop.run()
     assert (found.epoch, found.reason) == (6, "solved")
     levels = [record["at_least"] for name, record in found.memory.items() if name.startswith("solved")]

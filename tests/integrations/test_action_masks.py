@@ -228,14 +228,14 @@ def test_environment_without_mask_may_choose_every_action() -> None:
 )
 def test_wrong_mask_is_an_error_of_the_first_reset(action: str, form: str, text: str, workers: int | None) -> None:
     environment = rein.make(functools.partial(Masked, action, form), N, 0, action_mask=True, workers=workers)
-    with pytest.raises(rein.EnvironmentContractError, match=text):
+    with pytest.raises(rein.errors.EnvironmentContractError, match=text):
         environment.reset()
     environment.close()
 
 
 def test_missing_mask_of_a_vector_environment_is_an_error() -> None:
     environment = GymnasiumVectorEnvironment("CartPole-v1", N, 0, action_mask=True, vectorization_mode="sync")
-    with pytest.raises(rein.EnvironmentContractError, match="action_mask=True"):
+    with pytest.raises(rein.errors.EnvironmentContractError, match="action_mask=True"):
         environment.reset()
 
 
@@ -273,7 +273,7 @@ def test_mask_without_a_valid_action_is_an_error(kind: str, action: str) -> None
     else:
         environment = rein.make(make, N, 0, action_mask=True, workers=2 if kind == "processes" else None)
     with pytest.raises(
-        rein.EnvironmentContractError, match=r"observation.action_mask.*, environment \d: expected a valid"
+        rein.errors.EnvironmentContractError, match=r"observation.action_mask.*, environment \d: expected a valid"
     ):
         rollout(environment)
     environment.close()
@@ -320,14 +320,14 @@ def test_step_checks_the_masks_of_valid_rows_only() -> None:
         if not fails:
             loop.run()
             continue
-        with pytest.raises(rein.EnvironmentContractError, match=r"observation\.action_mask, environment 1"):
+        with pytest.raises(rein.errors.EnvironmentContractError, match=r"observation\.action_mask, environment 1"):
             loop.run()
 
 
 def test_evaluation_checks_masks() -> None:
     environment = Lists([[[1, 0], [0, 0]]], [[True, True]])
     agent = rein.PPO(environment.single_observation_space, environment.single_action_space, seed=0)
-    with pytest.raises(rein.EnvironmentContractError, match="environment 1"):
+    with pytest.raises(rein.errors.EnvironmentContractError, match="environment 1"):
         rein.evaluate(agent, environment, episodes=2, max_episode_steps=3)
 
 
@@ -435,7 +435,7 @@ def test_mask_of_other_numbers_than_0_and_1_is_refused(mask: Any, late: bool, wh
     if late:
         environment.reset()
         environment.apply_action(torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(rein.EnvironmentContractError, match=r"action_mask.*mask == 0"):
+    with pytest.raises(rein.errors.EnvironmentContractError, match=r"action_mask.*mask == 0"):
         environment.apply_action(torch.zeros(2, dtype=torch.int64)) if late else environment.reset()
 
 
@@ -459,13 +459,13 @@ class Additive(Lists):
 def test_mask_of_a_native_environment_is_refused_in_training_and_evaluation() -> None:
     environment = Additive([], [[True, True]])
     agent = rein.PPO(environment.single_observation_space, environment.single_action_space, seed=0)
-    with pytest.raises(rein.EnvironmentContractError, match="mask == 0"):
+    with pytest.raises(rein.errors.EnvironmentContractError, match="mask == 0"):
         rein.train(agent, environment, epochs=1, iterations=2, check_finite=False)
     for use in (
         lambda: rein.train(agent, environment, epochs=1, iterations=2),
         lambda: rein.evaluate(agent, environment, episodes=2),
     ):
-        with pytest.raises(rein.NonFiniteError, match="mask == 0"):
+        with pytest.raises(rein.errors.NonFiniteError, match="mask == 0"):
             use()
 
 
@@ -486,5 +486,5 @@ def test_mask_on_another_device_is_checked_only_if_the_check_may_wait(waits: boo
     if not waits:
         check()
         return
-    with pytest.raises(rein.EnvironmentContractError, match="mask == 0"):
+    with pytest.raises(rein.errors.EnvironmentContractError, match="mask == 0"):
         check()

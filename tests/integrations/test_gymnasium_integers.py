@@ -18,7 +18,7 @@ from rein.agents.q_learning import QLearning
 from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.episodes import RandomPolicy
 from rein.errors import EnvironmentContractError
-from rein.training.offline import fill
+from rein.training.offline import fill_replay
 from rein.types import Transition
 
 WRONG = {  # space, valid observation, invalid observation, part of the error message
@@ -139,5 +139,5 @@ def test_recorded_integers_outside_their_space_raise(field: str) -> None:
     wrong = seen.clone()
     wrong[4, 1] = -1
     data = Transition(seen, torch.zeros(6, dtype=torch.int64), torch.zeros(6), no, no, seen, ~no, {})
-    with pytest.raises(ValueError, match=rf"fill: the {field} is not in MultiDiscrete.* number 4"):
-        fill(agent, [data._replace(**{field: wrong})])
+    with pytest.raises(ValueError, match=rf"fill_replay: the {field} is not in MultiDiscrete.* number 4"):
+        fill_replay(agent, [data._replace(**{field: wrong})])

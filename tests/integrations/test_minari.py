@@ -21,7 +21,7 @@ from rein.agents.iql import IQL
 from rein.envs.gymnasium import GymnasiumEnvironment
 from rein.handlers.evaluate_every import evaluate_every
 from rein.integrations.minari import MinariData, report_score
-from rein.training.offline import fill, offline_loop
+from rein.training.offline import fill_replay, offline_loop
 
 PAGE = (Path(__file__).parents[2] / "docs/tutorials/offline.md").read_text(encoding="utf-8")
 pytestmark = [  # warnings of Minari about the datasets of these tests
@@ -117,7 +117,7 @@ def test_evaluation_uses_the_environment_of_the_dataset(datasets):
 def test_continuous_actions_are_converted_and_learned(datasets):
     data = MinariData(collect("pendulum/test-v0", gymnasium.make("Pendulum-v1"), 2, 30))
     agent = IQL(data.observation_space, data.action_space, **SMALL)
-    assert fill(agent, data) == 60
+    assert fill_replay(agent, data) == 60
     assert agent.replay.columns["action"].dtype == torch.float32
     assert not agent.replay.columns["terminated"].any()
     assert data.environment_spec.id == "Pendulum-v1"

@@ -303,7 +303,7 @@ def test_damaged_options_are_refused(tmp_path: Path, text: bytes) -> None:
         store.append(trajectory._replace(episodes=trajectory.episodes._replace(options=texts)))
     store.close()
     run = rein.open_run(tmp_path / "run")
-    with pytest.raises(rein.StoreError, match="reset options are not a JSON dictionary"):
+    with pytest.raises(rein.errors.StoreError, match="reset options are not a JSON dictionary"):
         run.episode(0)
     with pytest.raises(SystemExit):
         main(["verify", str(tmp_path / "run")])

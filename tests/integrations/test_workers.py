@@ -159,7 +159,7 @@ def test_state_of_another_episode_is_refused_and_workers_stay_usable(mode: Any) 
     run(environment, 2)
     state = copy_state(environment.state_dict())
     state["observation"][3] += 1.0
-    with pytest.raises(rein.EnvironmentContractError, match="environment 3"):
+    with pytest.raises(rein.errors.EnvironmentContractError, match="environment 3"):
         environment.load_state_dict(state)
     run(environment)
     environment.close()
@@ -205,7 +205,7 @@ def test_send_and_receive_refuse_wrong_calls(mode: Any) -> None:
         environment.receive()
     with pytest.raises(ValueError, match="there are 4 environments"):
         environment.send(ONES[:1], [4])
-    with pytest.raises(rein.EnvironmentContractError, match="action"):
+    with pytest.raises(rein.errors.EnvironmentContractError, match="action"):
         environment.send(ONES, [0])
     environment.send(ONES[:2], [0, 3])
     with pytest.raises(RuntimeError, match="sent twice"):
@@ -244,12 +244,12 @@ def test_receive_times_out_without_ending_the_workers(timeout: float) -> None:
 
 
 FAULTS = [
-    (exits, rein.WorkerDied, "exit code 3"),
-    (is_killed, rein.WorkerDied, "killed by SIGKILL"),
-    (crashes, rein.WorkerDied, "killed by SIGSEGV"),
-    (hangs, rein.WorkerTimeout, "no answer within 1 s"),
-    (leaves, rein.WorkerError, "the simulator leaves"),
-    (raises_a_class_of_its_own, rein.WorkerError, "the simulator is out of fuel"),
+    (exits, rein.errors.WorkerDied, "exit code 3"),
+    (is_killed, rein.errors.WorkerDied, "killed by SIGKILL"),
+    (crashes, rein.errors.WorkerDied, "killed by SIGSEGV"),
+    (hangs, rein.errors.WorkerTimeout, "no answer within 1 s"),
+    (leaves, rein.errors.WorkerError, "the simulator leaves"),
+    (raises_a_class_of_its_own, rein.errors.WorkerError, "the simulator is out of fuel"),
 ]
 OF_THREADS = {hangs, leaves}
 
@@ -277,7 +277,9 @@ def test_failure_raises_a_typed_error_with_its_place(fault: Any, error: Any, tex
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("fault", "error"), [(raises, ZeroDivisionError), (wrong_data, rein.EnvironmentContractError)])
+@pytest.mark.parametrize(
+    ("fault", "error"), [(raises, ZeroDivisionError), (wrong_data, rein.errors.EnvironmentContractError)]
+)
 def test_exception_of_an_environment_keeps_its_type_and_gets_notes(fault: Any, error: Any, mode: Any) -> None:
     environment = build(fault, mode=mode)
     with pytest.raises(error) as caught:
@@ -293,7 +295,7 @@ def test_exception_of_an_environment_keeps_its_type_and_gets_notes(fault: Any, e
 
 @pytest.mark.parametrize("fault", [exits, raises, raises_a_class_of_its_own])
 def test_failure_while_environments_are_made_raises(fault: Any) -> None:
-    with pytest.raises((rein.WorkerError, ZeroDivisionError)) as caught:
+    with pytest.raises((rein.errors.WorkerError, ZeroDivisionError)) as caught:
         build(fault, "making")
     assert "worker 1 of 2" in str([caught.value, *getattr(caught.value, "__notes__", [])])
 
@@ -302,7 +304,7 @@ def test_worker_that_dies_between_steps_raises_in_the_next() -> None:
     environment = build()
     run(environment)
     os.kill(environment._transport._workers[1].pid or 0, signal.SIGKILL)
-    with pytest.raises(rein.WorkerDied, match="killed by SIGKILL, environments 2 to 3"):
+    with pytest.raises(rein.errors.WorkerDied, match="killed by SIGKILL, environments 2 to 3"):
         environment.apply_action(ONES)
 
 
@@ -317,7 +319,7 @@ def test_dead_worker_is_detected_if_its_child_holds_the_pipe() -> None:
         os._exit(3)
 
     environment = build(dies_and_leaves_a_child)
-    with pytest.raises(rein.WorkerDied, match="exit code 3"):
+    with pytest.raises(rein.errors.WorkerDied, match="exit code 3"):
         run(environment)
     for end in ends:
         os.close(end)
@@ -493,7 +495,7 @@ def test_frame_that_cannot_be_pickled_raises() -> None:
 
     environment = in_workers(Draws, N, 7, workers=2)
     environment.reset()
-    with pytest.raises(rein.WorkerError, match="pickle"):
+    with pytest.raises(rein.errors.WorkerError, match="pickle"):
         environment.render()
     assert environment.apply_action(ONES).valid.all()
     environment.close()
@@ -601,7 +603,7 @@ def test_descriptors_are_closed_without_garbage_collection(fault: Callable[[], N
         environment = build(fault)
         try:
             run(environment)
-        except (rein.WorkerDied, ZeroDivisionError) as error:
+        except (rein.errors.WorkerDied, ZeroDivisionError) as error:
             error.__traceback__ = None
         environment.close()
         return len(os.listdir("/proc/self/fd"))

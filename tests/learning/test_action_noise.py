@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rein.agents.base.action_noise import GaussianNoise, OrnsteinUhlenbeck, Plateau
+from rein.agents.base.action_noise import AdaptiveExploration, GaussianNoise, OrnsteinUhlenbeck
 from rein.ops.exploration import ornstein_uhlenbeck
 from rein.ops.random import generator
 from rein.schedules import linear
@@ -69,7 +69,7 @@ def test_noise_has_shape_and_dtype_of_actions(kind) -> None:
 
 
 def test_standard_deviation_follows_schedule_or_plateau() -> None:
-    schedule, plateau = linear(1.0, 0.0, env_steps=10), Plateau(0.2, high=0.4, up=2.0)
+    schedule, plateau = linear(1.0, 0.0, env_steps=10), AdaptiveExploration(0.2, high=0.4, up=2.0)
     for kind, name in ((GaussianNoise, "std"), (OrnsteinUhlenbeck, "sigma")):
         one, half = (kind(**{name: schedule})(torch.zeros(2, 2), generator(0, "n"), env_steps=k) for k in (0, 5))
         assert torch.allclose(half, 0.5 * one)
@@ -97,13 +97,13 @@ def test_arguments_out_of_range_are_rejected() -> None:
 
 def test_config_contains_the_options() -> None:
     assert GaussianNoise(0.1).config == {"noise": "gaussian", "std": 0.1}
-    sigma = Plateau(0.1)
+    sigma = AdaptiveExploration(0.1)
     assert OrnsteinUhlenbeck(sigma=sigma).config["sigma"] == sigma.config
 
 
 class TestStateOfOrnsteinUhlenbeck(StatefulContract):
     def make(self):
-        return OrnsteinUhlenbeck(sigma=Plateau(0.5, window=4, up=1.2, down=0.9))
+        return OrnsteinUhlenbeck(sigma=AdaptiveExploration(0.5, window=4, up=1.2, down=0.9))
 
     def step(self, noise):
         state_NA = noise.state_dict()["state"]
@@ -116,7 +116,7 @@ class TestStateOfOrnsteinUhlenbeck(StatefulContract):
 
 class TestStateOfGaussianNoise(StatefulContract):
     def make(self):
-        return GaussianNoise(Plateau(0.5, window=4, up=1.2, down=0.9))
+        return GaussianNoise(AdaptiveExploration(0.5, window=4, up=1.2, down=0.9))
 
     def step(self, noise):
         seed = int(noise.state_dict()["amount"]["returns"].abs().sum() * 1e6)

@@ -1,4 +1,4 @@
-"""`Plateau`, an amount of exploration that adapts to episode returns."""
+"""`AdaptiveExploration`, an amount of exploration that adapts to episode returns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 import pytest
 import torch
 
-from rein.agents.base.action_noise import Plateau, as_amount
+from rein.agents.base.action_noise import AdaptiveExploration, as_amount
 from rein.ops.random import generator
 from rein.schedules import Schedule, linear
 from rein.testing import StatefulContract
@@ -33,7 +33,7 @@ def test_batched_returns_equal_sequential_returns(window: int, at_once: int) -> 
     returns = torch.randn(60, generator=generator(0, "returns"), dtype=torch.float64)
     expected = slow(returns.tolist(), 0.5, **options)
     assert len(set(expected)) > 5
-    plateau = Plateau(0.5, **options)
+    plateau = AdaptiveExploration(0.5, **options)
     for end, part in enumerate(returns.split(at_once), start=1):
         plateau.observe(part)
         assert plateau() == pytest.approx(expected[min(end * at_once, 60) - 1], rel=1e-12)
@@ -43,13 +43,13 @@ def test_batched_returns_equal_sequential_returns(window: int, at_once: int) -> 
 
 def test_difference_equal_to_threshold_is_not_a_plateau() -> None:
     for second, factor in ((0.25, 0.5), (0.2, 1.5), (-0.25, 0.5), (-0.2, 1.5)):
-        plateau = Plateau(0.1, low=0.01, up=1.5, down=0.5, threshold=0.25)
+        plateau = AdaptiveExploration(0.1, low=0.01, up=1.5, down=0.5, threshold=0.25)
         plateau.observe([0.0, second])
         assert plateau() == pytest.approx(0.1 * factor)
 
 
 def test_plateau_is_called_like_a_schedule() -> None:
-    plateau, schedule = Plateau(0.3), linear(1.0, 0.1, env_steps=10)
+    plateau, schedule = AdaptiveExploration(0.3), linear(1.0, 0.1, env_steps=10)
     for amount in (plateau, schedule):
         assert as_amount(amount) is amount
         low, high = amount.bounds
@@ -57,11 +57,11 @@ def test_plateau_is_called_like_a_schedule() -> None:
         assert amount.config
     assert plateau() == 0.3
     assert isinstance(as_amount(0.5), Schedule)
-    assert Plateau(**plateau.config).config == plateau.config
+    assert AdaptiveExploration(**plateau.config).config == plateau.config
 
 
 def test_observed_returns_are_copied() -> None:
-    plateau, returns = Plateau(0.5, window=4), torch.zeros(4, dtype=torch.float64)
+    plateau, returns = AdaptiveExploration(0.5, window=4), torch.zeros(4, dtype=torch.float64)
     plateau.observe(returns)
     returns.fill_(1e9)
     before = plateau()
@@ -87,12 +87,12 @@ def test_observed_returns_are_copied() -> None:
 )
 def test_arguments_out_of_range_are_rejected(invalid: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(invalid))):
-        Plateau(**invalid)
+        AdaptiveExploration(**invalid)
 
 
 class TestState(StatefulContract):
     def make(self):
-        return Plateau(0.5, up=1.3, down=0.8, window=6, threshold=0.3)
+        return AdaptiveExploration(0.5, up=1.3, down=0.8, window=6, threshold=0.3)
 
     def step(self, plateau):
         seed = int(plateau.state_dict()["returns"].abs().sum() * 1e6)

@@ -180,7 +180,7 @@ def test_metrics_contain_the_learning_rates_at_the_end_of_each_epoch() -> None:
 def test_metric_is_the_rate_before_it_is_reduced_at_the_end_of_the_epoch() -> None:
     agent, environment = made(rein.PPO, learning_rate=1e-2)
     loop = rein.training_loop(agent, environment, iterations=4)
-    rein.reduce_learning_rate(loop, agent, "learning_rate", mode="max", patience=0, factor=0.5)
+    rein.handlers.reduce_learning_rate(loop, agent, "learning_rate", mode="max", patience=0, factor=0.5)
     history = loop.run(epochs=3).history
     assert [record.metrics["learning_rate"] for record in history] == pytest.approx([1e-2, 1e-2, 5e-3])
 

@@ -231,14 +231,14 @@ def test_target_entropy_accepts_numpy_numbers(kind, space) -> None:
 def test_n_step_returns_continue_across_chunks(sizes) -> None:
     agent = rein.IQL(spaces.Box(-np.inf, np.inf, (1,)), BOX, **SMALL, seed=0)
     firsts = np.cumsum([0, *sizes])
-    assert rein.fill(agent, [rows(size, int(first)) for size, first in zip(sizes, firsts, strict=False)]) == 20
+    assert rein.fill_replay(agent, [rows(size, int(first)) for size, first in zip(sizes, firsts, strict=False)]) == 20
     found = agent.replay.take(torch.arange(20), n_step=3, gamma=1.0).reward
     assert found.tolist() == [3.0] * 18 + [2.0, 1.0]
 
 
 def test_unrelated_chunks_are_cut_at_the_boundary() -> None:
     agent = rein.IQL(spaces.Box(-np.inf, np.inf, (1,)), BOX, **SMALL, seed=0)
-    rein.fill(agent, [rows(3), rows(3, first=50)])
+    rein.fill_replay(agent, [rows(3), rows(3, first=50)])
     assert agent.replay.take(torch.arange(6), n_step=9, gamma=1.0).reward.tolist() == [3, 2, 1, 3, 2, 1]
 
 
@@ -248,7 +248,7 @@ def test_fill_rejects_unsupported_replays(kind) -> None:
     observed, options = (images, {"frame_stack": 2}) if kind is rein.DQN else (spaces.Box(-1, 1, (1,)), {})
     agent = kind(observed, spaces.Discrete(2), **SMALL, **options, seed=0)
     with pytest.raises(ValueError, match="fill"):
-        rein.fill(agent, [rows(5)])
+        rein.fill_replay(agent, [rows(5)])
 
 
 def test_actor_metrics_are_reported_with_delayed_updates() -> None:

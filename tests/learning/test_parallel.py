@@ -260,7 +260,9 @@ def train_population(case: str, number: int) -> dict[str, Any]:
     if takes_part and "freeze" in case:
         loop.epoch_ended(once=2)(lambda state: agent.freeze(0))
     elif takes_part:
-        rein.population_based_training(loop, {"learning_rate": (1e-4, 1e-2)}, every=2 + number * ("different" in case))
+        rein.handlers.population_based_training(
+            loop, {"learning_rate": (1e-4, 1e-2)}, every=2 + number * ("different" in case)
+        )
     error = error_of(lambda: loop.run(epochs=6, iterations=8))
     agents = [agent.agent(learner) for learner in range(4)]
     rates = [one.learning_rate() for one in agents]
@@ -469,7 +471,7 @@ def test_processes_decide_together_which_learners_learn(pair: list[dict[str, Any
 def test_restoring_checkpoints_separately_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rein.handlers.guards.processes", lambda: 2)
     with pytest.raises(ValueError, match="group"):
-        rein.guard_updates(make_loop(), rein.UpdateGuard("return"), saver=object())
+        rein.handlers.guard_updates(make_loop(), rein.handlers.UpdateGuard("return"), saver=object())
 
 
 @pytest.mark.default_cases("dies")

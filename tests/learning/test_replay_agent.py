@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 
 import rein
-from rein.agents.base.action_noise import GaussianNoise, OrnsteinUhlenbeck, Plateau
+from rein.agents.base.action_noise import AdaptiveExploration, GaussianNoise, OrnsteinUhlenbeck
 from rein.envs import SimulatedEnvironment
 from rein.envs.wrappers.observations import observation_history
 from rein.ops.random import generator
@@ -345,7 +345,7 @@ def test_priorities_are_absolute_errors(kind):
 @pytest.mark.parametrize("kind", [rein.TD3, rein.DDPG])
 def test_noise_adapts_from_the_start(kind, noise):
     """The noise adapts from the second ended episode."""
-    agent = made(kind, noise=noise(Plateau(0.1, low=0.001, high=0.2, up=1.5, down=0.5)))
+    agent = made(kind, noise=noise(AdaptiveExploration(0.1, low=0.001, high=0.2, up=1.5, down=0.5)))
     scale = []
     for step in range(4):
         fed(agent, 1, 1, step, reward=torch.zeros(1), truncated=torch.ones(1) > 0)
@@ -354,7 +354,7 @@ def test_noise_adapts_from_the_start(kind, noise):
 
 
 def test_epsilon_adapts_from_the_start():
-    agent = made(rein.DQN, epsilon=Plateau(0.5, up=1.5, down=0.5))
+    agent = made(rein.DQN, epsilon=AdaptiveExploration(0.5, up=1.5, down=0.5))
     fed(agent, 2, 1, reward=torch.zeros(1), terminated=torch.ones(1) > 0)
     assert agent.exploration() == pytest.approx(0.75)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import rein
 from rein.agents.base.learner import Batch
-from rein.agents.base.segments import Segments, SegmentSampler, Trace, draw_without_replacement, priorities
+from rein.agents.base.segments import PrioritizedSegments, SegmentSampler, Trace, draw_without_replacement, priorities
 from rein.agents.ppo import PPO
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor, Memory, Reach
@@ -36,7 +36,7 @@ def fitted(environment: Any, **options: Any) -> PPO:
 class ExampleRollout:
     """Random rollout in the spaces of a Gridworld, with episode ends and invalid rows."""
 
-    def __init__(self, core: Any = None, segments: Segments | None = None, seed: int = 0) -> None:
+    def __init__(self, core: Any = None, segments: PrioritizedSegments | None = None, seed: int = 0) -> None:
         stream, space = generator(seed, "rollout"), Gridworld(1)
         networks = ActorCritic(
             space.single_observation_space,
@@ -69,7 +69,9 @@ class ExampleRollout:
         }
         recurrent_columns = {"reset": self.reset, "carry": self.carry} if self.recurrent else {}
         self.batch = Batch(**{name: shaped(column) for name, column in columns.items()}, **recurrent_columns)
-        self.sequences = SegmentSampler(segments or Segments(), networks, self.batch, self.trace, **DISCOUNTS)
+        self.sequences = SegmentSampler(
+            segments or PrioritizedSegments(), networks, self.batch, self.trace, **DISCOUNTS
+        )
 
     def look(self) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
@@ -117,7 +119,7 @@ def corrected(x: ExampleRollout, rho_clip: float, c_clip: float) -> tuple[Tensor
 @each_core
 @pytest.mark.parametrize("clips", [(1.0, 1.0), (0.7, 0.4), (float("inf"), 1.3)])
 def test_revised_advantages_match_vtrace(core: Any, clips: tuple[float, float]) -> None:
-    x = ExampleRollout(core, Segments(rho_clip=clips[0], c_clip=clips[1]))
+    x = ExampleRollout(core, PrioritizedSegments(rho_clip=clips[0], c_clip=clips[1]))
     x.change()
     x.revise(4, 1, 3)
     advantage, target = (result.float() for result in corrected(x, *clips))
@@ -215,14 +217,14 @@ def test_drawing_all_items_has_probability_1() -> None:
     assert chance.tolist() == [1.0] * 5
 
 
-def weights(segments: Segments, count: int = 3) -> list[tuple[Batch, Tensor]]:
+def weights(segments: PrioritizedSegments, count: int = 3) -> list[tuple[Batch, Tensor]]:
     x = ExampleRollout(segments=segments)
     return list(x.sequences.minibatches(count, generator(1, "agent"), {"env_steps": 0, "updates": 0}))
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.0), (0.0, 1.0), (0.8, 0.0)])
 def test_alpha_0_or_beta_0_gives_equal_weights(alpha: float, beta: float) -> None:
-    found = weights(Segments(alpha, beta))
+    found = weights(PrioritizedSegments(alpha, beta))
     assert len(found) == 3
     for drawn, weight in found:
         assert drawn.value.shape == weight.shape == (T * 2,)
@@ -232,7 +234,7 @@ def test_alpha_0_or_beta_0_gives_equal_weights(alpha: float, beta: float) -> Non
 def test_importance_weights_decrease_with_priority_and_have_mean_1() -> None:
     spreads = []
     for beta in (0.5, 1.0, linear(1.0, 0.0, updates=100)):
-        found = weights(Segments(2.0, beta))
+        found = weights(PrioritizedSegments(2.0, beta))
         for drawn, weight in found[:1]:
             priority, weight_S = drawn.advantage.view(T, 2).abs().sum(0), weight.view(T, 2)[0]
             assert (priority[0] - priority[1]) * (weight_S[0] - weight_S[1]) < 0
@@ -242,7 +244,7 @@ def test_importance_weights_decrease_with_priority_and_have_mean_1() -> None:
 
 
 def test_alpha_0_samples_uniformly() -> None:
-    x, taken, times = ExampleRollout(segments=Segments(alpha=0.0)), torch.zeros(N), 3_000
+    x, taken, times = ExampleRollout(segments=PrioritizedSegments(alpha=0.0)), torch.zeros(N), 3_000
     stream, first = generator(2, "agent"), x.features[0, :, 0]
     for _ in range(times):
         drawn, _ = next(x.sequences.minibatches(2, stream, {"env_steps": 0, "updates": 0}))
@@ -285,7 +287,7 @@ def test_drawing_all_sequences_equals_plain_ppo(core: Any, normalize_advantage: 
             normalize_advantage=normalize_advantage,
             segments=segments,
         )
-        for segments in (None, Segments(alpha=1.3, beta=0.9))
+        for segments in (None, PrioritizedSegments(alpha=1.3, beta=0.9))
     ]
     for one, other in zip(*(agent.networks.parameters() for agent in agents), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-5)
@@ -295,7 +297,7 @@ def test_importance_weights_affect_the_update() -> None:
     """The first update draws the same sequences for all beta, so only weights differ; with alpha = 0 they are equal."""
 
     def parameters(alpha: float, beta: float) -> Tensor:
-        environment, segments = Reach(num_envs=8, seed=0), Segments(alpha, beta)
+        environment, segments = Reach(num_envs=8, seed=0), PrioritizedSegments(alpha, beta)
         agent = learned(environment, epochs=1, minibatches=2, max_grad_norm=None, guard=only_first(), segments=segments)
         return torch.cat([parameter.detach().flatten() for parameter in agent.networks.parameters()])
 
@@ -310,7 +312,9 @@ def only_first() -> Any:
 
 
 def test_number_of_updates_is_passes_times_minibatches() -> None:
-    agent = fitted(Gridworld(num_envs=7, seed=0), seed=0, update_epochs=3, minibatches=2, segments=Segments())
+    agent = fitted(
+        Gridworld(num_envs=7, seed=0), seed=0, update_epochs=3, minibatches=2, segments=PrioritizedSegments()
+    )
     rein.train(agent, Gridworld(num_envs=7, seed=0, max_episode_steps=9), epochs=1, iterations=16)
     assert agent.updates == 2 * 3 * 2
 
@@ -336,7 +340,7 @@ PROBE = {
     ids=["bandit", "corridor", "memory"],
 )
 def test_solves_probe(make: Any, epochs: int, options: dict[str, Any]) -> None:
-    environment, segments = make(64, seed=0), Segments(beta=linear(0.2, 1.0, updates=1_000))
+    environment, segments = make(64, seed=0), PrioritizedSegments(beta=linear(0.2, 1.0, updates=1_000))
     agent = fitted(environment, seed=0, segments=segments, **{**PROBE, **options})
     rein.train(agent, environment, epochs=epochs, iterations=16)
     reached = rein.evaluate(agent.policy(), make(64, seed=1), 256).mean_return
@@ -344,10 +348,10 @@ def test_solves_probe(make: Any, epochs: int, options: dict[str, Any]) -> None:
 
 
 def test_config_is_complete_json() -> None:
-    segments = Segments(0.5, linear(0.2, 1.0, updates=10), c_clip=float("inf"))
+    segments = PrioritizedSegments(0.5, linear(0.2, 1.0, updates=10), c_clip=float("inf"))
     config = fitted(Gridworld(1), segments=segments, reward_smoothing=0.3, squash="ball").config
     assert config["segments"] == segments.config
-    again = Segments(**{**segments.config, "c_clip": float(segments.config["c_clip"])})
+    again = PrioritizedSegments(**{**segments.config, "c_clip": float(segments.config["c_clip"])})
     assert again == segments
     assert fitted(Gridworld(1)).config["segments"] is None
     json.dumps(config, allow_nan=False)
@@ -356,15 +360,15 @@ def test_config_is_complete_json() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Segments(alpha=-0.1), r"Segments\(alpha=-0.1\): give a finite number"),
-        (lambda: Segments(alpha=float("nan")), r"Segments\(alpha=nan\)"),
-        (lambda: Segments(beta=1.5), r"Segments\(beta=...\): the values range from 1.5 to 1.5"),
-        (lambda: Segments(beta=linear(0.0, 2.0, updates=9)), "range from 0.0 to 2.0"),
-        (lambda: Segments(rho_clip=0.0), r"Segments\(rho_clip=0.0\): give a positive number"),
-        (lambda: Segments(c_clip=float("nan")), r"Segments\(c_clip=nan\)"),
+        (lambda: PrioritizedSegments(alpha=-0.1), r"PrioritizedSegments\(alpha=-0.1\): give a finite number"),
+        (lambda: PrioritizedSegments(alpha=float("nan")), r"PrioritizedSegments\(alpha=nan\)"),
+        (lambda: PrioritizedSegments(beta=1.5), r"PrioritizedSegments\(beta=...\): the values range from 1.5 to 1.5"),
+        (lambda: PrioritizedSegments(beta=linear(0.0, 2.0, updates=9)), "range from 0.0 to 2.0"),
+        (lambda: PrioritizedSegments(rho_clip=0.0), r"PrioritizedSegments\(rho_clip=0.0\): give a positive number"),
+        (lambda: PrioritizedSegments(c_clip=float("nan")), r"PrioritizedSegments\(c_clip=nan\)"),
         (lambda: fitted(Gridworld(1), reward_smoothing=1.2), r"PPO\(reward_smoothing=1.2\): give a number from 0"),
         (
-            lambda: learned(Gridworld(num_envs=3, seed=0), minibatches=4, segments=Segments()),
+            lambda: learned(Gridworld(num_envs=3, seed=0), minibatches=4, segments=PrioritizedSegments()),
             "at least 4 environments, got 3",
         ),
     ],

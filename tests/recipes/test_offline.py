@@ -29,7 +29,7 @@ def test_missing_data_is_recorded_once(algorithm, tmp_path, monkeypatch):
 
 
 def test_missing_data_folder_raises(tmp_path):
-    with pytest.raises(rein.StoreError, match="typo"):
+    with pytest.raises(rein.errors.StoreError, match="typo"):
         pendulum_iql(data=str(tmp_path / "typo"), **SMALL)
     assert not list(tmp_path.iterdir())
 

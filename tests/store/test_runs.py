@@ -45,7 +45,7 @@ def status_of(path: Path) -> tuple[str, str | None]:
         (lambda loop: None, ("completed", None)),
         (lambda loop: loop.epoch_ended(once=2)(lambda state: state.halt_loop("enough")), ("halted", "enough")),
         (lambda loop: loop.epoch_ended(once=2)(lambda state: loop.interrupt("SIGTERM")), ("interrupted", "SIGTERM")),
-        (lambda loop: rein.solved(loop, "episode_return", at_least=1.0), ("solved", None)),
+        (lambda loop: rein.record_solved(loop, "episode_return", at_least=1.0), ("solved", None)),
         (lambda loop: rein.stop_at(loop, env_steps=200), ("completed", None)),
     ],
     ids=["completed", "halted", "interrupted", "solved", "limit"],
@@ -154,10 +154,10 @@ def test_folder_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert rein.list_runs(tmp_path) == []
     main(["runs", str(tmp_path)])
     assert "no runs" in capsys.readouterr().out
-    with pytest.raises(rein.StoreError, match="does not exist"):
+    with pytest.raises(rein.errors.StoreError, match="does not exist"):
         rein.list_runs(tmp_path / "none")
     (tmp_path / "script.py").touch()
-    with pytest.raises(rein.StoreError, match="not a folder"):
+    with pytest.raises(rein.errors.StoreError, match="not a folder"):
         rein.list_runs(tmp_path / "script.py")
 
 

@@ -1,4 +1,4 @@
-"""Tests of offline_loop and fill: counts, metrics, filling a replay, and exact resume."""
+"""Tests of offline_loop and fill_replay: counts, metrics, filling a replay, and exact resume."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rein.handlers.stop_at import stop_at
 from rein.ops.trees import map_tree
 from rein.replay.replay import Replay
 from rein.testing.stateful import copy_state, first_difference
-from rein.training.offline import extend, fill, offline_loop
+from rein.training.offline import extend, fill_replay, offline_loop
 from rein.types import Transition
 
 BOX = spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -75,7 +75,7 @@ def test_loop_counts_updates_and_reports_metrics():
 
 def test_iteration_runs_updates_per_iteration():
     by_hand, in_loop = agent(), agent()
-    fill(by_hand, [rows()])
+    fill_replay(by_hand, [rows()])
     for _ in range(4):
         by_hand.learn(3)
     offline_loop(in_loop, [rows()], iterations=4, updates_per_iteration=3).run()
@@ -142,7 +142,7 @@ def test_seed_determines_agent():
 @pytest.mark.parametrize("learned", [False, True])
 def test_seed_after_filling_raises_and_no_seed_continues(learned):
     learner = agent(seed=None)
-    fill(learner, [rows()])
+    fill_replay(learner, [rows()])
     if learned:
         offline_loop(learner, iterations=2).run()
     drawn, updates = learner.seed, learner.updates
@@ -157,7 +157,7 @@ def test_seed_after_filling_raises_and_no_seed_continues(learned):
 
 def test_agent_keeps_its_seed():
     learner = agent(seed=1)
-    fill(learner, [rows()])
+    fill_replay(learner, [rows()])
     offline_loop(learner, iterations=2, seed=5).run()
     assert learner.seed == 1
 
@@ -165,7 +165,7 @@ def test_agent_keeps_its_seed():
 def test_checkpoint_of_randomly_seeded_agent_resumes(tmp_path):
     for exist in ("error", "resume"):
         learner = agent(seed=None)
-        fill(learner, [rows()])
+        fill_replay(learner, [rows()])
         store = rein.HDF5Store(tmp_path / "run", exist=exist)
         loop = offline_loop(learner, store=store, epochs=2, iterations=2)
         checkpoint(loop, store)
@@ -180,7 +180,7 @@ def test_checkpoint_of_randomly_seeded_agent_resumes(tmp_path):
 def test_offline_agent_continues_in_environments():
     environment = Pendulum(2, seed=0)
     learner = IQL(*spaces_of(environment), **SMALL, seed=0)
-    fill(learner, [pendulum_rows()], num_envs=2)
+    fill_replay(learner, [pendulum_rows()], num_envs=2)
     offline_loop(learner, iterations=2, updates_per_iteration=3).run()
     rein.training_loop(learner, environment, epochs=1, iterations=10).run()
     assert (learner.updates, learner.env_steps, len(learner.replay)) == (6 + 20, 20, 40 + 20)
@@ -195,16 +195,16 @@ def test_invalid_arguments_raise():
     with pytest.raises(ValueError, match="the replay is empty"):
         offline_loop(agent()).run()
     with pytest.raises(ValueError, match="have no reward"):
-        fill(agent(), [rows()._replace(reward=None)])  # type: ignore[arg-type]  # wrong on purpose
+        fill_replay(agent(), [rows()._replace(reward=None)])  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match="have no action, next_observation"):
-        fill(agent(), [rows()._replace(action=None, next_observation=None)])
+        fill_replay(agent(), [rows()._replace(action=None, next_observation=None)])
     with pytest.raises(ValueError, match=r"have the shape \(2,\)"):
-        fill(agent(), [rows()._replace(action=torch.zeros(64, 2))])
+        fill_replay(agent(), [rows()._replace(action=torch.zeros(64, 2))])
     with pytest.raises(ValueError, match="1 numbers each, got 2"):
-        fill(agent(), [rows()._replace(observation=torch.zeros(64, 2))])
+        fill_replay(agent(), [rows()._replace(observation=torch.zeros(64, 2))])
     pictures = DQN(spaces.Box(0, 255, (4, 42, 42), np.uint8), spaces.Discrete(2), frame_stack=4, hidden=(), seed=0)
     with pytest.raises(ValueError, match=r"DQN\(frame_stack=4\) stores each frame once.*omit frame_stack"):
-        fill(pictures, [rows()])
+        fill_replay(pictures, [rows()])
     unseeded = agent(seed=None)
     extend(unseeded.replay, rows())
     with pytest.raises(ValueError, match="would empty its replay"):
@@ -212,19 +212,19 @@ def test_invalid_arguments_raise():
 
 
 def test_data_beyond_capacity_raises():
-    assert fill(agent(capacity=64), [rows()]) == 64
+    assert fill_replay(agent(capacity=64), [rows()]) == 64
     with pytest.raises(ValueError, match="room for 63 transitions, but there are at least 64"):
-        fill(agent(capacity=63), [rows()])
+        fill_replay(agent(capacity=63), [rows()])
     learner = agent(capacity=100)
-    fill(learner, [rows()])
+    fill_replay(learner, [rows()])
     with pytest.raises(ValueError, match="room for 100 transitions, but there are at least 128"):
-        fill(learner, [rows()])
+        fill_replay(learner, [rows()])
     assert len(learner.replay) == 64
 
 
 def test_fill_with_run_keeps_true_next_observations(recorded):
     run, learner = rein.open_run(recorded), cloner()
-    assert fill(learner, run) == 3 * 4 * 20
+    assert fill_replay(learner, run) == 3 * 4 * 20
     columns = learner.replay.columns
     assert columns["terminated"].any()
     ended = (columns["terminated"] | columns["truncated"])[:, 0]
@@ -236,7 +236,7 @@ def test_fill_with_run_keeps_true_next_observations(recorded):
 
 def test_fill_keeps_termination_and_truncation_apart(recorded):
     run, learner = rein.open_run(recorded), cloner()
-    fill(learner, run)
+    fill_replay(learner, run)
     columns = learner.replay.columns
     terminated, truncated = run.field("terminated"), run.field("truncated")
     assert columns["terminated"].sum() == terminated.sum()
@@ -249,7 +249,7 @@ def test_fill_with_selected_episodes(recorded):
     run, learner = rein.open_run(recorded), cloner()
     best = np.argsort(run.episodes["return"])[-4:]
     chosen = run.episodes["id"][best]
-    assert fill(learner, run.transitions(episodes=chosen)) == run.episodes["length"][best].sum()
+    assert fill_replay(learner, run.transitions(episodes=chosen)) == run.episodes["length"][best].sum()
     assert learner.replay.columns["reward"].sum() == pytest.approx(run.episodes["return"][best].sum())
 
 
@@ -314,10 +314,10 @@ def test_non_finite_values_raise_before_learning(field, value):
     getattr(bad, field).view(-1)[5] = value
     message = f"the {field} is not finite in 1 transitions, first in number 69"
     with pytest.raises(ValueError, match=message):
-        fill(learner, [rows(), bad])
+        fill_replay(learner, [rows(), bad])
     assert not len(learner.replay)
     bad.valid[5] = False
-    assert fill(learner, [bad]) == 63
+    assert fill_replay(learner, [bad]) == 63
 
 
 @pytest.mark.parametrize("value", [-torch.inf, torch.nan, -1.0, 0.5])
@@ -334,20 +334,20 @@ def test_masks_of_other_numbers_than_0_and_1_raise(field, value):
     )
     space = spaces.Dict({"observation": BOX, "action_mask": spaces.Box(-np.inf, np.inf, (3,))})
     learner = DQN(space, spaces.Discrete(3), seed=0, **SMALL)
-    assert fill(learner, [found]) == 64
+    assert fill_replay(learner, [found]) == 64
     getattr(found, field)["action_mask"][7, 1] = value
     with pytest.raises(ValueError, match=rf"{field}.action_mask is not a mask of 0 and 1.*number 7.*mask == 0"):
-        fill(learner, [found])
+        fill_replay(learner, [found])
 
 
 def test_unused_values_may_be_nan():
     found = map_tree(torch.clone, rows(ends=(5,)))
     found.next_observation[5] = torch.nan  # after termination
-    assert fill(agent(), [found]) == 64
+    assert fill_replay(agent(), [found]) == 64
     found.reward[:] = torch.nan
-    assert fill(agent(BC), [found]) == 64
+    assert fill_replay(agent(BC), [found]) == 64
     with pytest.raises(ValueError, match="the reward is not finite in 64 transitions, first in number 0"):
-        fill(agent(), [found])
+        fill_replay(agent(), [found])
 
 
 @pytest.mark.parametrize("action", [-1, 0, 4])
@@ -355,12 +355,12 @@ def test_discrete_actions_out_of_range_raise(action):
     space, found = spaces.Discrete(3, start=1), rows()
     chosen = torch.arange(64) % 3 + 1
     learner = BC(BOX, space, hidden=(8,), seed=0)
-    assert fill(learner, [found._replace(action=chosen)]) == 64
-    with pytest.raises(ValueError, match=r"Discrete\(3, start=1\), but the recorded actions are torch.float32"):
-        fill(learner, [found._replace(action=chosen.float())])
+    assert fill_replay(learner, [found._replace(action=chosen)]) == 64
+    with pytest.raises(ValueError, match=r"Discrete\(3, start=1\), of the data torch.float32"):
+        fill_replay(learner, [found._replace(action=chosen.float())])
     chosen[7:9] = action
     with pytest.raises(ValueError, match="the action is not from 1 to 3 in 2 transitions, first in number 7"):
-        fill(learner, [found._replace(action=chosen)])
+        fill_replay(learner, [found._replace(action=chosen)])
 
 
 @pytest.mark.parametrize("kind", [IQL, SAC, BC])
@@ -370,17 +370,17 @@ def test_actions_outside_box_raise_or_are_clipped(kind):
     found.action[20] = -torch.inf
     found.valid[[7, 8, 9, 10, 20]] = False  # leaves 59 valid rows
     message = "outside of Box(-1.0, 1.0, (1,), float32) (6.78% of these rows) in 4 transitions, first in "
-    with pytest.raises(ValueError, match=re.escape(message) + r"number 75; use fill\(\.\.\., clip=True\)"):
-        fill(learner, [rows(), found])
+    with pytest.raises(ValueError, match=re.escape(message) + r"number 75; use fill_replay\(\.\.\., clip=True\)"):
+        fill_replay(learner, [rows(), found])
     assert not len(learner.replay)
-    assert fill(learner, [found], clip=True) == 59
+    assert fill_replay(learner, [found], clip=True) == 59
     assert learner.replay.columns["action"].abs().max() == 1.0
     assert torch.equal(learner.replay.columns["action"][:5, 0], found.action[:5])  # within the bounds: unchanged
 
 
 def test_clipped_actions_keep_dtype_of_agent():
     learner = IQL(BOX, spaces.Box(-0.5, 0.5, (1,), np.float64), **SMALL, seed=0)
-    fill(learner, [map_tree(lambda x: x.double() if x.is_floating_point() else x, rows())], clip=True)
+    fill_replay(learner, [map_tree(lambda x: x.double() if x.is_floating_point() else x, rows())], clip=True)
     action = learner.replay.columns["action"]
     assert (action.dtype, action.max().item()) == (torch.float32, 0.5)
 
@@ -389,7 +389,7 @@ def test_clipping_rejects_non_finite_actions():
     found = map_tree(torch.clone, rows())
     found.action[3] = torch.inf
     with pytest.raises(ValueError, match="the action is not finite in 1 transitions"):
-        fill(agent(), [found], clip=True)
+        fill_replay(agent(), [found], clip=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -399,7 +399,7 @@ def test_actions_outside_by_rounding_are_kept(low, high, dtype):
     beyond = torch.nextafter(bounds.float(), torch.tensor([-torch.inf, torch.inf]))
     action = torch.cat((bounds.float(), beyond)).repeat(16).unsqueeze(1)
     learner = IQL(BOX, spaces.Box(low, high, (1,), np.float32), **SMALL, seed=0)
-    assert fill(learner, [rows()._replace(action=action)]) == 64
+    assert fill_replay(learner, [rows()._replace(action=action)]) == 64
     assert torch.equal(learner.replay.columns["action"][:64, 0], action)
 
 
@@ -413,14 +413,14 @@ def test_recorded_actions_at_bounds_are_accepted(kind, tmp_path):
     rein.train(learner, environment, store, env_steps=400)
     store.close()
     other = IQL(*spaces_of(environment), **SMALL, seed=0)
-    assert fill(other, rein.open_run(tmp_path / "run")) == 400
+    assert fill_replay(other, rein.open_run(tmp_path / "run")) == 400
     assert (other.replay.columns["action"].abs() == 2.0).any(), "no action was at a bound"
 
 
 @pytest.mark.parametrize(("actions", "dtype"), [(256, torch.uint8), (300, torch.uint8), (128, torch.int8)])
 def test_actions_may_have_small_integer_dtypes(actions, dtype):
     learner = BC(BOX, spaces.Discrete(actions), hidden=(8,), seed=0)
-    assert fill(learner, [rows()._replace(action=(torch.arange(64) + 64).to(dtype))]) == 64
+    assert fill_replay(learner, [rows()._replace(action=(torch.arange(64) + 64).to(dtype))]) == 64
 
 
 RECORDED = [(kind, dtype) for kind in (DQN, IQL) for dtype in (torch.uint8, torch.int16, torch.int32)]
@@ -434,14 +434,14 @@ def test_agent_continues_after_actions_of_any_dtype(kind, dtype):
     observation, action = environment.reset(), torch.ones(2, *learner.action_space.shape, dtype=dtype)
     no = torch.zeros(2, dtype=torch.bool)
     found = Transition(observation, action, torch.ones(2), no, no, observation, ~no, {})
-    fill(learner, [found] * 8, num_envs=2)
+    fill_replay(learner, [found] * 8, num_envs=2)
     rein.train(learner, environment, env_steps=8)
     assert (learner.updates, len(learner.replay)) == (8, 24)
 
 
 def test_fill_updates_observation_normalizer():
     learner = agent(normalize_observation=True)
-    fill(learner, [rows(32), rows(32, first=32.0)])
+    fill_replay(learner, [rows(32), rows(32, first=32.0)])
     normalized = learner.networks.preprocess(rows(64).observation)
     assert normalized.mean().item() == pytest.approx(0.0, abs=0.01)
     assert normalized.std().item() == pytest.approx(1.0, abs=0.05)
@@ -465,7 +465,7 @@ def test_empty_observations_are_accepted():
     learner, nothing = BC(space, BOX, **SMALL, seed=0), torch.zeros(64, 0)
     names = ("observation", "next_observation")
     found = rows()._replace(**{name: {"x": getattr(rows(), name), "nothing": nothing} for name in names})
-    assert fill(learner, [found]) == 64
+    assert fill_replay(learner, [found]) == 64
     assert learner.replay.columns["truncated"].sum() == 1  # the last row
 
 
@@ -474,7 +474,7 @@ def test_observations_have_dtypes_of_space():
     inner = spaces.Dict({"half": spaces.Box(-9.0, 99.0, (1,), np.float16), "count": spaces.Discrete(99)})
     learner, given = BC(inner, BOX, **SMALL, seed=0), rows()
     seen = {"half": given.observation, "count": given.observation[:, 0].to(torch.uint8)}
-    fill(learner, [given._replace(observation=seen, next_observation=map_tree(lambda x: x + 1, seen))])
+    fill_replay(learner, [given._replace(observation=seen, next_observation=map_tree(lambda x: x + 1, seen))])
     for name in ("observation", "next_observation"):
         kept = learner.replay.columns[name]
         assert (kept["half"].dtype, kept["count"].dtype) == (torch.float16, torch.int64)

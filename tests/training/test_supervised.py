@@ -514,7 +514,7 @@ def test_step_that_loop_does_not_own_is_an_error_at_first_checkpoint(tmp_path: P
     loop.own("model", model)
     loop.own("optimizer", optimizer)
     checkpoint(loop, rein.HDF5Store(tmp_path))
-    with pytest.raises(rein.CheckpointError, match="TrainStep"):
+    with pytest.raises(rein.errors.CheckpointError, match="TrainStep"):
         loop.run(in_parts(rows_of(8), 4))
 
 

@@ -292,11 +292,11 @@ def test_train_requires_exactly_one_budget(scripted, listening, budget):
 def test_store_error_ends_run(scripted, listening):
     class Full(rein.MemoryStore):
         def append(self, trajectory):
-            raise rein.StoreError("runs/x: no space left")
+            raise rein.errors.StoreError("runs/x: no space left")
 
     environment = scripted([2])
     loop = rein.training_loop(listening(environment), environment, Full())
-    with pytest.raises(rein.StoreError, match="no space left") as caught:
+    with pytest.raises(rein.errors.StoreError, match="no space left") as caught:
         loop.run(epochs=2, iterations=2)
     assert any("write_trajectory" in note and "epoch 1" in note for note in caught.value.__notes__)
 
@@ -305,7 +305,7 @@ def test_environment_contract_is_checked_in_first_step(scripted, listening):
     environment = scripted([3])
     apply_action = environment.apply_action
     environment.apply_action = lambda action: apply_action(action)._replace(reward=torch.zeros(1, dtype=torch.int64))
-    with pytest.raises(rein.EnvironmentContractError, match="reward: expected float32"):
+    with pytest.raises(rein.errors.EnvironmentContractError, match="reward: expected float32"):
         rein.training_loop(listening(environment), environment).run(iterations=1)
 
 
@@ -458,7 +458,7 @@ def test_misshapen_reward_of_handler_raises(scripted, listening, reward):
         known = state.step_state
         state.step_state = known._replace(transition=known.transition._replace(reward=reward))
 
-    with pytest.raises(rein.EnvironmentContractError, match=r"step_state.transition.reward: expected torch.float32"):
+    with pytest.raises(rein.errors.EnvironmentContractError, match=r"transition.reward: expected"):
         loop.run(iterations=5)
 
 
@@ -472,7 +472,7 @@ def test_misshapen_reward_of_environment_raises(scripted, listening):
         return time_step._replace(reward=time_step.reward[:1]) if len(steps) == 3 else time_step
 
     environment.apply_action = misshapen
-    with pytest.raises(rein.EnvironmentContractError, match="reward"):
+    with pytest.raises(rein.errors.EnvironmentContractError, match="reward"):
         rein.training_loop(listening(environment), environment).run(iterations=5)
 
 

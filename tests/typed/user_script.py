@@ -10,7 +10,7 @@ from rein.training.supervised import trainer
 
 def train(run: str) -> float:
     env = rein.make("CartPole-v1", num_envs=8, seed=0)
-    agent = rein.PPO(env, learning_rate=rein.linear(3e-3, 0.0, env_steps=100_000), gamma=0.98)
+    agent = rein.PPO(env, learning_rate=rein.schedules.linear(3e-3, 0.0, env_steps=100_000), gamma=0.98)
     loop = rein.training_loop(agent, env, store=run)
     rein.checkpoint(loop, every=10)
 

@@ -24,7 +24,7 @@ from rein.types import Tree
 
 
 @attrs.define(eq=False, slots=False)
-class Plateau:
+class AdaptiveExploration:
     """Adaptive number that grows while returns stagnate and shrinks while they change. Use it like a schedule.
 
     Each ended episode after the first one updates the value. The value depends on the last W = `window` returns
@@ -34,7 +34,7 @@ class Plateau:
         value <- value * down    otherwise
 
     The defaults suit the epsilon of an agent with discrete actions. For the standard deviation of action noise, use
-    `Plateau(0.01, low=0.001, high=0.2, up=1.1, down=0.9995)`.
+    `AdaptiveExploration(0.01, low=0.001, high=0.2, up=1.1, down=0.9995)`.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -50,13 +50,13 @@ class Plateau:
 
     def __attrs_post_init__(self) -> None:
         if not 0.0 < self.low <= self.start <= self.high < math.inf:
-            raise ValueError(f"Plateau({self.start}, low={self.low}, high={self.high}): give 0 < low <= start <= high")
+            raise ValueError(f"start={self.start}, low={self.low}, high={self.high}: give 0 < low <= start <= high")
         if not 0.0 < self.down <= 1.0 <= self.up < math.inf:
-            raise ValueError(f"Plateau(up={self.up}, down={self.down}): give 0 < down <= 1 <= up")
+            raise ValueError(f"up={self.up}, down={self.down}: give 0 < down <= 1 <= up")
         if self.window < 2 or self.window % 2:
-            raise ValueError(f"Plateau(window={self.window}): give an even number, since two halves are compared")
+            raise ValueError(f"window={self.window}: give an even number, since two halves are compared")
         if not self.threshold >= 0.0:
-            raise ValueError(f"Plateau(threshold={self.threshold}): give 0 or more")
+            raise ValueError(f"threshold={self.threshold}: give 0 or more")
         self._value = self.start
         self._return_W = torch.zeros(0, dtype=torch.float64, device="cpu")  # oldest first
 
@@ -102,17 +102,17 @@ class Plateau:
         """Load a state that `state_dict` returned. Raises ValueError if it has more returns than the window."""
         value, returns = float(state["value"]), state["returns"]
         if len(returns) > self.window:
-            raise ValueError(f"the state has {len(returns)} returns, but the window of this Plateau is {self.window}")
+            raise ValueError(f"the state has {len(returns)} returns, but the window is {self.window}")
         self._value = value
         self._return_W = returns.to("cpu", torch.float64, copy=True)
 
 
-Amount = Schedule | Plateau
+Amount = Schedule | AdaptiveExploration
 
 
 def as_amount(value: float | Amount) -> Amount:
-    """Return a `Plateau` unchanged, and any other value as a schedule."""
-    return value if isinstance(value, Plateau) else as_schedule(value)
+    """Return a `AdaptiveExploration` unchanged, and any other value as a schedule."""
+    return value if isinstance(value, AdaptiveExploration) else as_schedule(value)
 
 
 class GaussianNoise:
@@ -121,7 +121,7 @@ class GaussianNoise:
     Source: Fujimoto et al. 2018 (TD3), section 6.1.
 
     Args:
-        std: Standard deviation: a number, a schedule or a `Plateau`.
+        std: Standard deviation: a number, a schedule or a `AdaptiveExploration`.
 
     Raises:
         ValueError: If `std` can be negative.
@@ -145,7 +145,7 @@ class GaussianNoise:
         """Do nothing, since the noise of a step does not depend on earlier steps."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of `std`; empty unless it is a `Plateau`."""
+        """Return the state of `std`; empty unless it is a `AdaptiveExploration`."""
         return _state_of(self.amount)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -160,7 +160,7 @@ class OrnsteinUhlenbeck:
 
     Args:
         theta: Rate of reversion to `mu` per step, from 0 to 1.
-        sigma: Standard deviation of a step: a number, a schedule or a `Plateau`.
+        sigma: Standard deviation of a step: a number, a schedule or a `AdaptiveExploration`.
         mu: Mean of the noise.
 
     Raises:
@@ -201,7 +201,7 @@ class OrnsteinUhlenbeck:
             self._state_NA = reset_noise(self._state_NA.to(mask_N.device), mask_N, self.mu)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the positions of the random walks and, if `sigma` is a `Plateau`, its state."""
+        """Return the positions of the random walks and, if `sigma` is a `AdaptiveExploration`, its state."""
         return {"state": self._state_NA, **_state_of(self.amount)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -233,11 +233,11 @@ def _not_negative(name: str, value: float | Amount) -> Amount:
 
 
 def _state_of(amount: Amount) -> dict[str, Any]:
-    return {"amount": amount.state_dict()} if isinstance(amount, Plateau) else {}
+    return {"amount": amount.state_dict()} if isinstance(amount, AdaptiveExploration) else {}
 
 
 def _load_into(amount: Amount, state: Mapping[str, Any]) -> None:
-    if isinstance(amount, Plateau):
+    if isinstance(amount, AdaptiveExploration):
         amount.load_state_dict(state["amount"])
 
 

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.accelerators import find
-from rein.agents.base.action_noise import Plateau, random_action
+from rein.agents.base.action_noise import AdaptiveExploration, random_action
 from rein.agents.base.agent import cast_action
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.options import above_zero, at_least_one, in_unit_interval, not_below_zero, one_of, option
@@ -73,7 +73,7 @@ class ReplayAgent(NetworkAgent):
         self.replay = self.build_replay()
         self._followed: list[tuple[list[Tensor], list[Tensor]]] = []
         self.networks: Any = self.build_networks(generator)
-        self.episode_returns = EpisodeReturns() if isinstance(self.exploration, Plateau) else None
+        self.episode_returns = EpisodeReturns() if isinstance(self.exploration, AdaptiveExploration) else None
         self.steps_since_update = 0  # env steps
         self.updates_owed = 0.0
 

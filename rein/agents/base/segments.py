@@ -23,7 +23,7 @@ _LOG_RATIO = 20.0  # bound of log ratios; their exponentials are finite and nonz
 
 
 @attrs.frozen
-class Segments:
+class PrioritizedSegments:
     """Option `segments` of `PPO`: prioritized sampling of whole sequences instead of shuffled rows.
 
     For each update, environments n are drawn without replacement, with probabilities proportional to::
@@ -58,13 +58,13 @@ class Segments:
 
     def __attrs_post_init__(self) -> None:
         if not 0.0 <= self.alpha < float("inf"):
-            raise ValueError(f"Segments(alpha={self.alpha}): give a finite number, 0 (uniform sampling) or more")
+            raise ValueError(f"alpha={self.alpha}: give a finite number, 0 (uniform sampling) or more")
         low, high = self.beta.bounds
         if not 0.0 <= low <= high <= 1.0:
-            raise ValueError(f"Segments(beta=...): the values range from {low} to {high}; give values from 0 to 1")
+            raise ValueError(f"beta: the values range from {low} to {high}; give values from 0 to 1")
         for name in ("rho_clip", "c_clip"):
             if not getattr(self, name) > 0.0:
-                raise ValueError(f"Segments({name}={getattr(self, name)}): give a positive number, or infinity")
+                raise ValueError(f"{name}={getattr(self, name)}: give a positive number, or infinity")
 
     @property
     def config(self) -> dict[str, object]:
@@ -95,7 +95,7 @@ class SegmentSampler:
 
     def __init__(
         self,
-        segments: Segments,
+        segments: PrioritizedSegments,
         networks: ActorCritic | CustomActorCritic,
         batch: Batch,
         trace: Trace,

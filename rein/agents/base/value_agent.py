@@ -27,13 +27,13 @@ from rein.types import Tree
 
 
 def probability(value: Any) -> Amount:
-    """Return a number, schedule or `Plateau` from 0 to 1 as an amount of exploration."""
-    return _within(value, 1.0, "give a number from 0 to 1, or a schedule or Plateau within these bounds")
+    """Return a number, schedule or `AdaptiveExploration` from 0 to 1 as an amount of exploration."""
+    return _within(value, 1.0, "give a number from 0 to 1, or a schedule or AdaptiveExploration within these bounds")
 
 
 def softmax_temperature(value: Any) -> Amount:
-    """Return a number, schedule or `Plateau` of 0 or more as an amount of exploration."""
-    return _within(value, float("inf"), "give a number of 0 or more, or a schedule or Plateau of such numbers")
+    """Return a number, schedule or `AdaptiveExploration` of 0 or more as an amount of exploration."""
+    return _within(value, float("inf"), "give a number of 0 or more, a schedule or an AdaptiveExploration")
 
 
 def _within(value: Any, high: float, remedy: str) -> Amount:
@@ -85,7 +85,7 @@ class TargetNetworkAgent(EpsilonGreedy, ReplayAgent):
         default=linear(1.0, 0.05, env_steps=10_000),
         check=probability,
         fixed=True,
-        help="probability of a random action; a number, a schedule or a Plateau",
+        help="probability of a random action; a number, a schedule or a AdaptiveExploration",
     )
     double: bool = option(default=True)
     huber: float | None = option(default=1.0)

@@ -9,21 +9,21 @@ from rein.loop import Loop
 from rein.loop.state import State
 
 
-def solved(
+def record_solved(
     loop: Loop, metric: str, at_least: float, *, stop: bool = True, event: str = "epoch_ended", **filters: Any
 ) -> None:
     """Record in `state.memory["solved"]` when `metric` first reaches `at_least`, and halt the loop if `stop`.
 
     Example::
 
-        solved(loop, "evaluation_return", at_least=7.0)
+        record_solved(loop, "evaluation_return", at_least=7.0)
 
     Attach it after the handler that sets the metric. Firings without the metric are ignored. If a solved run is resumed
     with `stop`, it halts in `started`. With several rules, such as milestones, the first one met is recorded as
     "solved" and each later one as "solved/<metric> <at_least>". A rule not yet met is recorded as
     `state.memory["unsolved/<metric> <at_least>"]` with the last value of the metric.
     """
-    loop.metrics.read_by(f"solved(loop, {metric!r})", metric)
+    loop.metrics.read_by(f"record_solved(loop, {metric!r})", metric)
     unsolved = f"{UNSOLVED}{metric} {at_least}"
     rule, rule_key = {"metric": metric, "at_least": at_least, "stop": stop}, f"solved/{metric} {at_least}"
 
