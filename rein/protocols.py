@@ -265,7 +265,16 @@ class Buffer(Protocol):
 
 @runtime_checkable
 class Store(Protocol):
-    """Storage of trajectories. `append` takes a whole epoch; after `flush`, all appended epochs are safe."""
+    """Storage of trajectories. `append` takes a whole epoch; after `flush`, all appended epochs are safe.
+
+    Optional members, which the training loop uses if present:
+
+    - `begin(epochs)`: the run starts or continues after this many epochs.
+    - `check_spaces(spaces)`: raises an error if the spaces cannot be stored.
+    - `read_metric`: name of the metric that decides which epochs are kept.
+    - `write_run(description)` and `path`: folder of the run for `run.json`, `run.log` and metrics.
+    - `end()`: the run has ended; called instead of `flush`.
+    """
 
     @property
     def config(self) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class Transition(NamedTuple):
 class StepState(NamedTuple):
     """Step state of a reinforcement-learning loop. Fields are None until their phase of the step has run."""
 
-    observation: Tree  # (N, *O) observation for the next action
+    observation: Tree  # (N, *O) on which the action is selected; after the step, the one for the next action
     active: Tensor | None = None  # (N,) bool, episodic epochs only: False if the episode of this epoch has ended
     action: Tree = None  # (N, *A)
     extras: Mapping[str, Tensor] | None = None
@@ -146,7 +146,7 @@ class Episode(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """One epoch of N environments, as passed to a store, on the CPU; T may be 0."""
+    """One epoch of N environments, as passed to a store: views on the agent's device, which the store copies. T may be 0."""
 
     epoch: int  # 1-based
     status: str  # "completed" or "halted"

@@ -61,7 +61,7 @@ class IMPALA(OnPolicyAgent):
         """Return the rollout with targets and advantages for the current policy."""
         zeros_TN = torch.zeros_like(reward_TN)
         batch = self.batch(zeros_TN, zeros_TN, valid_TN)
-        distribution, value = self.networks.look(batch.features, batch.carry, batch.reset)
+        distribution, value = self.networks.distribution_and_value(batch.features, batch.carry, batch.reset)
         value_TN = value.view_as(reward_TN)
         corrected = vtrace(
             distribution.log_prob(batch.sample).view_as(reward_TN) - rollout["log_prob"],

@@ -97,8 +97,8 @@ class PPO(OnPolicyAgent):
             trace = Trace(reward_TN, *ends, next_value_TN, valid_TN)
             sequences = SegmentSampler(self.segments, self.networks, batch, trace, **settings)
         metrics: list[dict[str, Tensor]] = []
-        for last in range(self.update_epochs - 1, -1, -1):
-            metrics = self._pass(batch, sequences, report=not last or self.target_kl is not None)
+        for passes_left in range(self.update_epochs - 1, -1, -1):
+            metrics = self._pass(batch, sequences, report=not passes_left or self.target_kl is not None)
             if self.target_kl is not None:
                 approx_kl = torch.stack([each["approx_kl"] for each in metrics]).mean()
                 if float(approx_kl) > self.target_kl:

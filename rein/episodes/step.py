@@ -111,7 +111,7 @@ def batch_step(
     if rows is not None:
         persist_trajectory(state, rows, seed_N, options)
     step_state = _emit(state, step_state, "trajectory_persisted", emit)
-    return step_state._replace(observation=time_step.observation)
+    return step_state._replace(observation=time_step.observation)  # the observation of the next step
 
 
 def _emit(state: State, step_state: StepState, event: str, emit: Callable[[str], None]) -> StepState:
@@ -168,7 +168,7 @@ def _conclude(state: State, step_state: StepState, time_step: TimeStep) -> StepS
 def persist_trajectory(
     state: State, rows: RowBuffer, seed_N: Tensor | None, options: Sequence[Mapping[str, Any] | None] | None = None
 ) -> None:
-    """Append this step to the rows of the epoch.
+    """Append this step to the rows of the epoch, in memory. `write_trajectories` passes the epoch to the store.
 
     The raw reward is included from the first step in which a handler changed the reward. `seed_N` (N,) are the seeds of
     the episodes to which the step belongs, and `options` their reset options.

@@ -119,7 +119,9 @@ class ActorCritic(nn.Module):
         seen = [core.sequence(x, c, reset_TN)[0] for core, x, c in self._with_carry(hidden_K, carry_NC)]  # type: ignore[operator]  # see above
         return self._heads(inputs, *seen)
 
-    def look(self, x: Features, carry_NC: Tensor | None, reset_TN: Tensor | None) -> tuple[Distribution, Tensor]:
+    def distribution_and_value(
+        self, x: Features, carry_NC: Tensor | None, reset_TN: Tensor | None
+    ) -> tuple[Distribution, Tensor]:
         """Return the results for rows (B, F), or for sequences (T, N, F) if a carry and resets are given."""
         return self(x) if carry_NC is None or reset_TN is None else self.sequence(x, carry_NC, reset_TN)
 

@@ -279,7 +279,7 @@ class CustomActorCritic(nn.Module):
         """Return the distribution, the value (N,) and no carry."""
         return *self(x), None
 
-    def look(self, x: Any, carry: Tensor | None, reset: Tensor | None) -> tuple[Distribution, Tensor]:
+    def distribution_and_value(self, x: Any, carry: Tensor | None, reset: Tensor | None) -> tuple[Distribution, Tensor]:
         """Return the distribution and the value (B,)."""
         return self(x)
 

@@ -40,7 +40,7 @@ class RowBuffer:
         Args:
             capacity: rows to allocate at first.
             everything: whether to record all fields that a store needs, or only those for episode statistics.
-            derive: function of the step state that returns custom fields, each (N, ...).
+            derive: function of the `State` of the run that returns custom fields, each (N, ...).
         """
         self.everything = everything
         self.derive = derive

@@ -44,7 +44,7 @@ from rein.store.checkpoint_file import (
 from rein.store.folder import move_aside
 from rein.store.format.sealed import remove_leftovers, sync_folder, write_whole
 from rein.store.format.state_codec import Shard, snapshot
-from rein.store.writer_thread import Writer
+from rein.store.writer_thread import WriterThread
 
 FOLDER = "checkpoints"
 LATEST = "latest"
@@ -70,7 +70,7 @@ class Checkpoints:
         self._written: dict[Path, dict[str, Any]] = {}  # descriptions of existing checkpoints that rein wrote
         self._others: list[dict[str, Any]] = []  # descriptions of checkpoints that the user put here
         self._shards = Shards(self.folder)
-        self._writers: list[Writer] = []  # at most one; the finalizer holds the list instead of this object
+        self._writers: list[WriterThread] = []  # at most one; the finalizer holds the list instead of this object
         self._finalizer = weakref.finalize(self, _end, self._writers)
 
     def begin(self, loop: Loop) -> None:
@@ -171,7 +171,7 @@ class Checkpoints:
             except CheckpointError as error:
                 logger.warning("%s; skipping this checkpoint", error)
 
-    def _writer(self) -> Writer:
+    def _writer(self) -> WriterThread:
         if not self._writers:
             try:
                 make_folder(self.folder)
@@ -179,7 +179,7 @@ class Checkpoints:
                     sync_folder(folder)
             except OSError as error:
                 raise CheckpointError(f"{self.folder}: cannot be created: {error.strerror} ({error.errno})") from error
-            self._writers.append(Writer(_WAITING))
+            self._writers.append(WriterThread(_WAITING))
             atexit.register(self._writers[0].close)  # queued checkpoints are written at exit
         return self._writers[0]
 
@@ -280,7 +280,7 @@ def _free(path: Path, replaced: set[Path]) -> Path:
     return next(name for name in names if name in replaced or not os.path.lexists(name))
 
 
-def _end(writers: list[Writer]) -> None:
+def _end(writers: list[WriterThread]) -> None:
     for writer in writers:
         if writer.works:
             writer.submit(functools.partial(atexit.unregister, writer.close), 0, wait=False)

@@ -1,6 +1,6 @@
 """Store that writes trajectories to immutable HDF5 files of about 64 MiB.
 
-`Files` collects epochs in memory until a file is full. A thread then composes the file and writes it atomically
+`EpochFiles` collects epochs in memory until a file is full. A thread then composes the file and writes it atomically
 (`rein.store.format.sealed`). Data survives any crash once `flush` has returned. Any HDF5 viewer opens the files.
 """
 
@@ -51,7 +51,7 @@ from rein.store.format.trajectory_writer import (
     structure,
 )
 from rein.store.memory_store import check_names, to_host
-from rein.store.writer_thread import Writer
+from rein.store.writer_thread import WriterThread
 from rein.types import Trajectory
 
 Best = tuple[int, str, Literal["min", "max"]]  # number of epochs, metric, mode
@@ -115,7 +115,7 @@ class HDF5Store:
         )
         self.path = claim(absolute(path), exist)
         limits = max_bytes, max_epochs, max_seconds
-        self._files = Files(self.path / TRAJECTORIES, *limits, alone=keep_best is not None)
+        self._files = EpochFiles(self.path / TRAJECTORIES, *limits, alone=keep_best is not None)
         self._finalizer = weakref.finalize(self, self._files.release)
         self._finalizer.atexit = False
         self._last_epoch = 0
@@ -183,18 +183,18 @@ class HDF5Store:
             self._set_aside(after=trajectory.epoch - 1)
             self._resumes = False
         if wanted and copy is not None:
-            self._replace_substitute(copy, None)
+            self._files.append(copy)
+            self._remove_substitute()
             for epoch in self._selection.enter(trajectory):
                 self._files.remove(epoch)
         self._last = None if wanted else copy
         self._last_epoch = trajectory.epoch
 
-    def _replace_substitute(self, trajectory: Trajectory, substitute: int | None) -> None:
-        """Append an epoch, and remove the one that was written because none was selected."""
-        self._files.append(trajectory)
+    def _remove_substitute(self) -> None:
+        """Remove the epoch that was written because none was selected."""
         if self._substitute is not None:
             self._files.remove(self._substitute)
-        self._substitute = substitute
+        self._substitute = None
 
     def flush(self) -> None:
         """Write the open file, even if it is small. All appended epochs are safe on the disk when this returns."""
@@ -204,7 +204,9 @@ class HDF5Store:
 
     def _write_last(self) -> None:
         if self._last is not None:
-            self._replace_substitute(self._last, self._last.epoch)
+            self._files.append(self._last)
+            self._remove_substitute()
+            self._substitute = self._last.epoch
             self._last = None
 
     def end(self) -> None:
@@ -348,7 +350,7 @@ def _is_valid(best: Any) -> bool:
     return type(count) is int and count > 0 and isinstance(metric, str) and mode in ("min", "max")
 
 
-class Files:
+class EpochFiles:
     """Collects epochs in memory and writes them to `folder`. With `alone`, each epoch gets a separate file."""
 
     def __init__(self, folder: Path, max_bytes: int, max_epochs: int, max_seconds: float, alone: bool) -> None:
@@ -362,7 +364,7 @@ class Files:
         self._size = self._rows = 0
         self._structure: tuple[Any, ...] = (None, None, None)
         self._since = 0.0
-        self._writer = Writer(max_bytes, self._write_old, interval=min(max_seconds, 60.0) / 4)
+        self._writer = WriterThread(max_bytes, self._write_old, interval=min(max_seconds, 60.0) / 4)
         atexit.register(self.close)  # saves the epochs of a store that is never closed; runs before h5py's exit handler
 
     def append(self, trajectory: Trajectory) -> None:

@@ -12,7 +12,7 @@ from rein.errors import StoreError
 Job = Callable[[], None]
 
 
-class Writer:
+class WriterThread:
     """Background thread that runs jobs in order.
 
     `submit` blocks while more than `max_bytes` of work are unfinished, so memory is bounded and no job is dropped. One

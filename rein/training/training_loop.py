@@ -431,7 +431,10 @@ def new_store(path: str | Path) -> Store:
 
 
 def own_store(loop: Loop, store: Store | str | Path) -> None:
-    """Register a store, or a new one at a path. Write `run.json`, `run.log` and metrics to it if it has a folder."""
+    """Register a store, or a new one at a path. Write `run.json`, `run.log` and metrics to it if it has a folder.
+
+    The store is flushed when the run ends.
+    """
     run_store: Any = new_store(store) if isinstance(store, str | Path) else store
     loop.own("store", run_store)
     if begin := getattr(run_store, "begin", None):  # first, before the store is changed

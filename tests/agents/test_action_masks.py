@@ -262,7 +262,7 @@ def test_masks_of_sequences_follow_the_observations() -> None:
     zeros_TN = torch.zeros_like(agent.rollout["reward"])
     batch = agent.batch(zeros_TN, zeros_TN, None)
     assert torch.equal(batch.features.action_mask, agent.rollout["observation"]["action_mask"] != 0)
-    distribution, _ = agent.networks.look(batch.features, batch.carry, batch.reset)
+    distribution, _ = agent.networks.distribution_and_value(batch.features, batch.carry, batch.reset)
     torch.testing.assert_close(distribution.log_prob(batch.sample), batch.log_prob)
     part = batch.rows(torch.tensor([3, 1]))
     assert torch.equal(part.features.action_mask, batch.features.action_mask[:, [3, 1]])

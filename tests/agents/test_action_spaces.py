@@ -169,7 +169,7 @@ def test_actions_of_another_program_are_evaluated(space: spaces.Space[Any]) -> N
         agent.record_observation(Transition(observation, action, *ends, extras))
         observation = now.observation
     batch = agent.batch(*[agent.rollout["reward"]] * 2, None)
-    distribution, value = agent.networks.look(batch.features, None, None)
+    distribution, value = agent.networks.distribution_and_value(batch.features, None, None)
     torch.testing.assert_close(distribution.log_prob(batch.sample), batch.log_prob)
     torch.testing.assert_close(value, batch.value)
 

@@ -32,7 +32,7 @@ class RecordingPPO(rein.PPO):
         zeros_TN = torch.zeros_like(rollout["reward"])
         with torch.no_grad():
             batch = self.batch(zeros_TN, zeros_TN, None)
-            distribution, value_TN = self.networks.look(batch.features, batch.carry, batch.reset)
+            distribution, value_TN = self.networks.distribution_and_value(batch.features, batch.carry, batch.reset)
             self.recorded.append(
                 {
                     "log_prob": (rollout["log_prob"].clone(), distribution.log_prob(batch.sample)),

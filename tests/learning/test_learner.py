@@ -43,7 +43,7 @@ def batch(action: str = "discrete", core: str | None = None, masked: bool = Fals
     shape, made = (T, N), networks(action, core)
     x_TNF, carry, reset_TN = numbers(T, N, F), 0.1 * numbers(N, made.carry_size, seed=1), numbers(*shape, seed=2) < -1.0
     with torch.no_grad():
-        distribution, value = made.look(x_TNF, carry, reset_TN) if core else made(x_TNF.flatten(0, 1))
+        distribution, value = made.distribution_and_value(x_TNF, carry, reset_TN) if core else made(x_TNF.flatten(0, 1))
         sample = distribution.sample(generator(3, "sample"))
         log_prob = distribution.log_prob(sample)
     rows = (-1,) if core is None else shape

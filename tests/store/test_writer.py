@@ -5,7 +5,7 @@ import time
 import pytest
 
 from rein.errors import StoreError
-from rein.store.writer_thread import Writer
+from rein.store.writer_thread import WriterThread
 
 
 def nothing():
@@ -14,7 +14,7 @@ def nothing():
 
 @pytest.fixture
 def writer():
-    writer = Writer(max_bytes=100, idle=nothing, interval=10.0)
+    writer = WriterThread(max_bytes=100, idle=nothing, interval=10.0)
     yield writer
     writer.close()
 
@@ -73,7 +73,7 @@ def test_blocked_submit_raises_the_error(writer):
 
 def test_end_does_not_wait_and_loses_no_jobs():
     """A store may be garbage-collected in any thread, including the writer's thread."""
-    writer, may_end, done = Writer(max_bytes=1, idle=nothing, interval=10.0), threading.Event(), []
+    writer, may_end, done = WriterThread(max_bytes=1, idle=nothing, interval=10.0), threading.Event(), []
     writer.submit(may_end.wait, size=100)
     writer.submit(writer.end, size=100, wait=False)
     writer.submit(lambda: done.append("the last"), size=100, wait=False)

@@ -135,7 +135,7 @@ class NetworkAgent(Agent):
     def add_learner(self, name: str, networks: nn.Module, loss: Loss) -> Learner:
         """Create the learner that trains `networks` on `loss`."""
         factory = self.optimizer.get(name) if isinstance(self.optimizer, Mapping) else self.optimizer
-        learner = (find("learner", self) or Learner)(
+        learner = (find("learner", self) or Learner)(  # a `FastLearner`, unless REIN_PLAIN=1
             networks,
             loss,
             factory or self.default_optimizer,

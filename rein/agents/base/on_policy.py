@@ -55,9 +55,12 @@ def policy_loss(
     The surrogate is clipped. If the clip range is None, it is -A log pi, whose gradient is the policy gradient (Sutton
     et al. 2000).
 
+    For networks of rein, `accelerate.closed_form.policy_gradient` computes the gradient of this loss without calling
+    it. Set REIN_PLAIN=1 for a breakpoint here.
+
     Source: Schulman et al. 2017, equation 9.
     """
-    distribution, value_M = networks.look(batch.features, batch.carry, batch.reset)
+    distribution, value_M = networks.distribution_and_value(batch.features, batch.carry, batch.reset)
     log_prob_M = distribution.log_prob(batch.sample)
     surrogate_M, value_loss_M = _surrogate(log_prob_M, batch, coefficients), _value_loss(value_M, batch, coefficients)
     if isinstance(coefficients.value, Tensor):  # alpha= would copy it to the CPU

@@ -151,7 +151,7 @@ class SegmentSampler:
     def revise(self, index_S: Tensor, drawn: Batch) -> None:
         """Recompute the advantages and targets of drawn sequences with the current networks."""
         trace = Trace(*(None if column is None else column[:, index_S] for column in self._trace))  # type: ignore[arg-type]  # columns in order
-        distribution, value = self._networks.look(drawn.features, drawn.carry, drawn.reset)
+        distribution, value = self._networks.distribution_and_value(drawn.features, drawn.carry, drawn.reset)
         log_ratio_TS = (distribution.log_prob(drawn.sample) - drawn.log_prob).view_as(trace.reward)
         corrected = self._corrected(trace, log_ratio_TS.clamp(-_LOG_RATIO, _LOG_RATIO), value.view_as(trace.reward))
         self.advantage_TN[:, index_S], self.target_TN[:, index_S] = corrected.advantage, corrected.target

@@ -25,7 +25,7 @@ from torch import Tensor
 from rein.envs.base.contract import checked_num_envs, ends_episodes, where_rows
 from rein.envs.base.seeding import UNKNOWN, HostEpisodeSeeds
 from rein.envs.gymnasium.adapter import as_json, make_one, name_of
-from rein.envs.host.block import About, Setup, Transport
+from rein.envs.host.block import About, Setup, Stepper
 from rein.envs.host.episode_inputs import Options, ResetOptions, as_keywords
 from rein.envs.host.host_environment import HostEnvironment
 from rein.envs.host.results import RESET, STEP, BatchedMasks, check_has_mask, check_parts, missing_masks, missing_values
@@ -186,7 +186,7 @@ logger = logging.getLogger(__name__)
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float32)
 
 
-class _VectorBlock(Transport):
+class _VectorBlock(Stepper):
     """Environments of a vector environment, which steps all of them at once.
 
     Its masks of infos are read for all environments at once, and episodes that end are reset as the autoreset mode

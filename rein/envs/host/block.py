@@ -92,7 +92,7 @@ class About:
         return 1 if self.agents is None else len(self.agents)
 
 
-class Transport:
+class Stepper:
     """Base class of objects that reset and step simulators: all together, or some of them.
 
     Subclasses also define `begin`, `step`, `render` and `close`.
@@ -142,7 +142,7 @@ class Transport:
         """Let no simulator begin an episode on its own before `begin` or `load` is called."""
 
 
-class Block(Transport):
+class Block(Stepper):
     """Simulators in this process. After an error, some may have been stepped and others not, so all must begin again.
 
     Args:
@@ -208,7 +208,7 @@ class Block(Transport):
 
     @ends_episodes
     def begin(self, current: Sequence[int] | None = None, keep_options: bool = False) -> Tree:
-        """Begin new episodes, see `Transport`."""
+        """Begin new episodes, see `Stepper`."""
         chosen = range(len(self.numbers))
         seeds = [self.seeds.advance(index) for index in chosen] if current is None else current
         observation = self._observed(
@@ -225,7 +225,7 @@ class Block(Transport):
         return self.observation
 
     def step(self, action: Tree, chosen: Sequence[int]) -> TimeStep:
-        """Step some simulators, see `Transport`."""
+        """Step some simulators, see `Stepper`."""
         return self._step(action, self._actions.split(action, len(chosen) * self._agents), chosen)
 
     @ends_episodes

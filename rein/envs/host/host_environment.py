@@ -26,7 +26,7 @@ from rein.envs.base.contract import (
     restored,
 )
 from rein.envs.base.seeding import HostEpisodeSeeds
-from rein.envs.host.block import Block, Setup, Transport, check_row_count, rows_of, with_rows
+from rein.envs.host.block import Block, Setup, Stepper, check_row_count, rows_of, with_rows
 from rein.envs.host.episode_inputs import Options, ResetOptions
 from rein.envs.host.pool import Pool, Workers
 from rein.envs.host.results import warn_of_mask
@@ -43,7 +43,7 @@ class HostEnvironment:
 
     replayable = False
 
-    def __init__(self, setup: Setup, transport: Transport, seeds: HostEpisodeSeeds, options: ResetOptions) -> None:
+    def __init__(self, setup: Setup, transport: Stepper, seeds: HostEpisodeSeeds, options: ResetOptions) -> None:
         self._setup, self._transport, self._seeds, self._options = setup, transport, seeds, options
         about = transport.about
         self._agents = about.rows

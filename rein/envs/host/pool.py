@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rein.envs.base.contract import checked_count
 from rein.envs.base.seeding import HostEpisodeSeeds
-from rein.envs.host.block import About, Setup, Transport, check_alike, check_row_count, rows_of, with_rows
+from rein.envs.host.block import About, Setup, Stepper, check_alike, check_row_count, rows_of, with_rows
 from rein.envs.host.episode_inputs import ResetOptions, put_actions
 from rein.envs.host.processes import GARBAGE_ADVICE, check_descriptors, check_timeout, ending
 from rein.envs.host.server import Answer, Request, as_arrays, loads
@@ -92,7 +92,7 @@ class Part(NamedTuple):
         return np.array(rows_of(self.chosen, self.worker.agents), np.int64)
 
 
-class Pool(Transport):
+class Pool(Stepper):
     """K workers that step blocks of about W / K simulators. Has the methods of `Block`.
 
     The pool passes requests to the workers, and ends or replaces those that fail.
@@ -150,7 +150,7 @@ class Pool(Transport):
         return bool(self._flying.any())
 
     def begin(self, current: Sequence[int] | None = None, keep_options: bool = False) -> Tree:
-        """Begin new episodes, see `Transport`."""
+        """Begin new episodes, see `Stepper`."""
         self.seeds.start()
         each = [None if current is None else [*current[block.start : block.stop]] for block in self._blocks]
         self._call({k: self._begin_request(k, seeds, keep_options) for k, seeds in enumerate(each)})
