@@ -146,7 +146,7 @@ class Episode(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """One epoch of N environments, as passed to a store: views on the agent's device, which the store copies. T may be 0."""
+    """One epoch of N environments, as passed to a store: views on the agent's device, to be copied. T may be 0."""
 
     epoch: int  # 1-based
     status: str  # "completed" or "halted"

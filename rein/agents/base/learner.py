@@ -199,7 +199,7 @@ class Learner:
     def part_gradients(
         self, batch: Batch, coefficients: Any, report: bool, share: float | Tensor | None = None
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
-        """Return the gradients and the metrics of a micro-batch, both multiplied by `share`, its fraction of valid rows."""
+        """Return the gradients and the metrics of a micro-batch, multiplied by `share`, its fraction of valid rows."""
         learned = [parameter for parameter in self.parameters if parameter.requires_grad]  # may change during a run
         loss, metrics = self.weighted_loss(self.loss, batch, coefficients, report, share)
         for parameter in self.parameters:
@@ -211,7 +211,7 @@ class Learner:
     def weighted_loss(
         self, function: Loss, batch: Batch, coefficients: Any, report: bool, share: float | Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of a micro-batch and its metrics, multiplied by `share`; without autograd if all is frozen."""
+        """Return the loss of a micro-batch and its metrics, multiplied by `share`. Frozen networks skip autograd."""
         half = torch.autocast(self.device.type, torch.bfloat16, enabled=self._bfloat16)
         with torch.set_grad_enabled(any(parameter.requires_grad for parameter in self.parameters)), half:
             loss, metrics = function(self.networks, batch, coefficients, report=report)
