@@ -191,8 +191,10 @@ def measure(root: Path) -> dict[str, str]:
     script = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)[0]
     imports = [line for line in script.splitlines() if re.match(r"(import|from) ", line)]
     options = declarations(modules)
+    tests = [len(code_lines(path.read_text(encoding="utf-8"))) for path in (root / "tests").rglob("*.py")]
     table = {
         "package, files / lines of code": f"{len(modules)} / {sum(lines.values()):,}",
+        "tests, files / lines of code": f"{len(tests)} / {sum(tests):,}",
         **{
             f"imported by {name}, files / lines of code": size(loaded_by(code, root)) for name, code in CLOSURES.items()
         },

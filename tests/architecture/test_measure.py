@@ -12,13 +12,15 @@ def test_blank_lines_comments_and_docstrings_do_not_count() -> None:
     assert measure.code_lines(source) == {4, 5, 6, 8, 9}
 
 
-LIMITS = {  # files and lines of code; a commit that raises one states the reason
-    "package, files / lines of code": (317, 35_150),
-    "imported by PPO, files / lines of code": (36, 3_500),
-    "imported by SAC, files / lines of code": (38, 4_050),
+LIMITS = {  # 3 % above the measure; a commit that raises one states the reason
+    "package, files / lines of code": (288, 34_900),
+    "tests, files / lines of code": (380, 49_900),
+    "imported by PPO, files / lines of code": (36, 3_550),
+    "imported by SAC, files / lines of code": (39, 4_070),
     "imported by rein.Agent, files / lines of code": (24, 2_050),
-    "executed by a step with update and persist, files / lines": (34, 5_000),
-    "executed by a checkpoint, files / lines": (33, 5_700),
+    "executed by a step with update and persist, files / lines": (34, 5_270),
+    "executed by a checkpoint, files / lines": (31, 5_950),
+    "unclear names": (5,),
 }
 
 
