@@ -111,16 +111,6 @@ def global_norm(tensors: Sequence[Tensor]) -> Tensor:
         return torch.linalg.vector_norm(torch.stack(norms))
 
 
-def clip_global_norm_(tensors: Sequence[Tensor], max_norm: float) -> Tensor:
-    """Scale all tensors in place by one factor, so that their global norm is at most `max_norm`. Return the old norm.
-
-    Source: Pascanu et al. 2013, algorithm 1.
-    """
-    norm = global_norm(tensors)
-    clip_by_norm_(tensors, norm, max_norm)
-    return norm
-
-
 def clip_by_norm_(tensors: Sequence[Tensor], norm: Tensor, max_norm: float) -> None:
     """Scale all tensors in place by one factor, so that their global norm, given as `norm`, is at most `max_norm`."""
     if tensors:

@@ -1,19 +1,17 @@
-"""Replay buffer of sequences, and streams of sequences as a dataset.
+"""Replay buffer of sequences.
 
 Shapes: T steps, P steps before them, B sequences, N environments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, get_worker_info
 
-from rein.ops.random import generator, restore
-from rein.ops.trees import checked_device, leaves, map_tree, to_device
+from rein.ops.trees import map_tree
 from rein.replay.replay import LEARNED, Replay
 from rein.replay.storage import Packing
 from rein.types import Tree
@@ -174,85 +172,3 @@ class SequenceReplay(Replay):
         """See `Replay.load_state_dict`."""
         self._step_N = torch.zeros_like(self._step_N)
         super().load_state_dict(state)
-
-
-Item = TypeVar("Item")
-
-
-class ClipStream(IterableDataset[Clips]):
-    """Infinite dataset of batches of clips, each sampled from the current contents of the replay.
-
-    The random generator continues from one iteration to the next and is the state. A `DataLoader` needs
-    `batch_size=None`. Its workers sample from a copy of the replay made when they start, each with the loader's seed.
-    """
-
-    def __init__(
-        self,
-        replay: SequenceReplay,
-        batch_size: int,
-        *,
-        seed: int,
-        fields: Sequence[str] = (),
-        begin: Sequence[str] = (),
-    ) -> None:
-        """`fields` and `begin` are those of `SequenceReplay.clips`."""
-        super().__init__()
-        self._replay = replay
-        self._batch_size = batch_size
-        self._options = {"fields": fields, "begin": begin}
-        self._generator = generator(seed, "clips", device=replay.device)
-
-    def __iter__(self) -> Iterator[Clips]:
-        """Iterate without end."""
-        worker = get_worker_info()
-        drawn = self._generator if worker is None else generator(worker.seed, "clips", device=self._replay.device)
-        while True:
-            yield self._replay.clips(self._batch_size, drawn, **self._options)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the generator. The replay is saved separately."""
-        return {"generator": self._generator.get_state()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what `state_dict` returned."""
-        restore(self._generator, state["generator"])
-
-
-def prefetch(batches: Iterable[Item], device: torch.device | str) -> Iterator[Item]:
-    """Iterate over batches (trees of tensors) on a device; each is copied while the previous one is used.
-
-    One batch is read in advance on every device, so that results do not depend on the device. Copies to a CUDA device
-    use pinned memory and a separate stream.
-    """
-    device = checked_device(device)
-    side = torch.cuda.Stream(device) if device.type == "cuda" else None
-    coming: list[Item] = []
-    for batch in batches:
-        coming.append(_send(batch, device, side))
-        if len(coming) == 2:
-            yield _receive(coming.pop(0), device, side)
-    for batch in coming:
-        yield _receive(batch, device, side)
-
-
-def _send(batch: Any, device: torch.device, side: torch.cuda.Stream | None) -> Any:
-    if side is None:
-        return to_device(batch, device)
-    side.wait_stream(torch.cuda.current_stream(device))  # tensors on the device may not be computed yet
-    with torch.cuda.stream(side):
-        return to_device(map_tree(_pinned, batch), device, non_blocking=True)
-
-
-def _pinned(leaf: Any) -> Any:
-    return leaf.pin_memory() if isinstance(leaf, Tensor) and leaf.device.type == "cpu" else leaf
-
-
-def _receive(batch: Any, device: torch.device, side: torch.cuda.Stream | None) -> Any:
-    """Make the current stream wait for the copy, and return the batch."""
-    if side is not None:
-        here = torch.cuda.current_stream(device)
-        here.wait_stream(side)
-        for _, leaf in leaves(batch):
-            if isinstance(leaf, Tensor) and leaf.is_cuda:
-                leaf.record_stream(here)  # keeps the memory until the current stream has used it
-    return batch

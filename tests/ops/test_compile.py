@@ -63,7 +63,6 @@ CASES: dict[Callable[..., Any], Callable[[], Any]] = {
     statistics.deviation: lambda: statistics.deviation(MOMENTS),
     statistics.normalize: lambda: statistics.normalize(ROWS, MOMENTS),
     statistics.global_norm: lambda: statistics.global_norm([VALUE, REWARD]),
-    statistics.clip_global_norm_: lambda: statistics.clip_global_norm_([VALUE.clone(), REWARD.clone()], 0.5),
     statistics.interquartile_mean: lambda: statistics.interquartile_mean(ROWS),
     statistics.clip_by_norm_: lambda: statistics.clip_by_norm_([VALUE.clone()], VALUE.norm(), 0.5),
 }

@@ -11,7 +11,6 @@ from rein.ops.random import generator
 from rein.ops.statistics import (
     Moments,
     bootstrap_interval,
-    clip_global_norm_,
     deviation,
     empty_moments,
     explained_variance,
@@ -171,22 +170,6 @@ def test_global_norm_is_that_of_one_concatenated_vector() -> None:
     close(global_norm(gradients()), torch.cat([x.flatten() for x in gradients()]).norm())
     assert global_norm([]) == 0.0
     assert not global_norm([*gradients(), torch.tensor([torch.inf])]).isfinite()
-
-
-def test_clipping_keeps_the_direction_and_bounds_the_norm() -> None:
-    clipped = gradients()
-    norm = clip_global_norm_(clipped, 0.5)
-    close(norm, global_norm(gradients()))
-    close(global_norm(clipped), torch.tensor(0.5))
-    for after, before in zip(clipped, gradients(), strict=True):
-        close(after, before * 0.5 / norm)
-
-
-def test_clipping_does_not_change_small_gradients() -> None:
-    clipped = gradients()
-    clip_global_norm_(clipped, 1e3)
-    assert all(torch.equal(a, b) for a, b in zip(clipped, gradients(), strict=True))
-    assert clip_global_norm_([], 1.0) == 0.0
 
 
 def trimmed(scores: np.ndarray) -> float:
