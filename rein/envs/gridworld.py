@@ -17,6 +17,7 @@ from rein.envs.base.contract import restored
 from rein.envs.base.rendering import GREEN, WHITE, Frame, board
 from rein.envs.base.simulation import SimulatedEnvironment, transposed
 from rein.ops.random import integers
+from rein.ops.trees import checked_device
 
 _SIZE = 5
 _MOVES = ((0, 1), (0, -1), (1, 0), (-1, 0))  # up, down, right, left
@@ -84,6 +85,7 @@ class Gridworld(SimulatedEnvironment):
         self.single_observation_space = (
             spaces.MultiDiscrete([self.size] * 4) if observation == "cell" else spaces.Box(0.0, 1.0, (6,), np.float32)
         )
+        device = checked_device(device)
         self._moves_2A = torch.tensor(_MOVES, dtype=torch.float32, device=device).T.contiguous()
         self._targets_K2 = torch.tensor(self.possible_targets, dtype=torch.int64, device=device)
         super().__init__(num_envs, seed=seed, max_episode_steps=max_episode_steps, device=device)
