@@ -66,6 +66,11 @@ class SimulatedEnvironment(ReplayableEnvironment, ABC):
     def __init_subclass__(cls, *, max_episode_steps: int | None = None, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         if max_episode_steps is not None:
+            if "__init__" in vars(cls):
+                raise TypeError(
+                    f"{cls.__name__}(max_episode_steps={max_episode_steps}): the class has a constructor; set the "
+                    "default of max_episode_steps there"
+                )
             _set_time_limit(cls, max_episode_steps)
         if "__init__" in vars(cls) and not passes_keywords_on(cls):
             cls.__init__ = check_keywords(cls.__init__)  # type: ignore[method-assign]
