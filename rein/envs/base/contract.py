@@ -352,12 +352,15 @@ def passes_keywords_on(cls: type) -> bool:
 
 
 def _option_names(cls: type) -> list[str]:
-    """Return the option names of the constructor, and those of the base class if it passes keyword arguments on."""
-    named = [*inspect.signature(cls.__init__).parameters.values()][1:]
-    names = [p.name for p in named if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if passes_keywords_on(cls) and cls.__init__ is not object.__init__:
-        names += [name for name in _option_names(cls.__mro__[1]) if name not in names]
-    return names
+    """Return the option names of the constructor, and those of base classes while it passes keyword arguments on."""
+    names: dict[str, None] = {}
+    for kind in cls.__mro__:
+        if "__init__" in vars(kind):
+            named = [*inspect.signature(kind.__init__).parameters.values()][1:]  # type: ignore[misc]
+            names |= dict.fromkeys(p.name for p in named if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+            if not passes_keywords_on(kind):
+                break
+    return [*names]
 
 
 def _plain(value: Any) -> Any:
