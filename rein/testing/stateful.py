@@ -96,6 +96,9 @@ class StatefulContract:
             raise AssertionError(f"{what} was loaded without an error")
 
 
+_COUNT = "contract_steps"  # unlikely to be an entry of the state of a part
+
+
 class CountedPart:
     """Stateful part and the number of its steps, as one stateful part."""
 
@@ -105,12 +108,12 @@ class CountedPart:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the part, and the number of steps."""
-        return {**self.part.state_dict(), "steps": self.steps}
+        return {**self.part.state_dict(), _COUNT: self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the result of `state_dict`."""
-        self.steps = state["steps"]
-        self.part.load_state_dict({name: value for name, value in state.items() if name != "steps"})
+        self.steps = state[_COUNT]
+        self.part.load_state_dict({name: value for name, value in state.items() if name != _COUNT})
 
 
 class CountedContract(StatefulContract):
