@@ -30,7 +30,7 @@ from rein.ops.distributions import Categorical, Normal, SquashedNormal
 from rein.ops.losses import clipped_surrogate_slope, clipped_value_slope, huber
 
 Result = tuple[list[Tensor], dict[str, Tensor]]
-Gradient = Callable[..., Any]  # (networks, batch, coefficients, share, report=) -> Found | None
+Gradient = Callable[..., Any]  # (networks, batch, coefficients, share, report=) -> Result | None
 
 
 def gradient_of(loss: Any, networks: nn.Module) -> Gradient | None:

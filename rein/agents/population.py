@@ -80,7 +80,7 @@ class Population:
         self.action_space = env.single_action_space
         self.kind = kind
         self._options = options
-        self._seeds = [checked_seed(agent_options) for agent_options in seed] if isinstance(seed, Iterable) else None
+        self._seeds = [checked_seed(learner_seed) for learner_seed in seed] if isinstance(seed, Iterable) else None
         if self._seeds is not None:
             options = {**options, "seed": self._seeds}
         each = [_options_of(kind, options, number, learners) for number in range(learners)]
@@ -398,14 +398,12 @@ class SeparateAgents:
 
     def optimize_model(self) -> dict[str, Tensor]:
         """Let every agent learn if its update is due. Returns metrics (S,)."""
-        agent_metrics = [agent.optimize_model() for agent in self.agents]
+        of_agents = [agent.optimize_model() for agent in self.agents]
         settings: dict[str, Any] = {"dtype": torch.float32, "device": self.device}
         metrics: dict[str, Tensor] = {}
-        for name in dict.fromkeys(name for each in agent_metrics for name in each):
-            each = [
-                torch.as_tensor(each.get(name, math.nan), **settings) for each in agent_metrics
-            ]  # numbers or tensors
-            metrics[name] = torch.stack([value.detach().mean() for value in each])
+        for name in dict.fromkeys(name for of_agent in of_agents for name in of_agent):
+            numbers = [of_agent.get(name, math.nan) for of_agent in of_agents]  # numbers or tensors
+            metrics[name] = torch.stack([torch.as_tensor(x, **settings).detach().mean() for x in numbers])
         return metrics
 
     def keep(self, numbers: Sequence[int]) -> None:

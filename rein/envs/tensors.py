@@ -271,9 +271,9 @@ def _declared(env: Any, config: Any) -> FinalObservation | None:
     return None
 
 
-def _unknown(env: Any, config: Any, source: Any) -> str:
-    name = f"TensorEnvironment({type(env).__name__}, final_observation={source!r})"
-    if source is not None:
+def _unknown(env: Any, config: Any, value: Any) -> str:
+    name = f"TensorEnvironment({type(env).__name__}, final_observation={value!r})"
+    if value is not None:
         return f'{name}: give "step", "info" or "previous"'
     advice = ""
     if hasattr(config, "auto_reset"):

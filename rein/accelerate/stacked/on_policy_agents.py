@@ -286,7 +286,7 @@ class StackedOnPolicyAgents(StackedAgents):
             batch = Batch(**{name: x[number] for name, x in part.items()})
             own: Any = (float(x[number]) if isinstance(x, Tensor) else x for x in coefficients)
             metrics.append(agent.learners["networks"].step(batch, Coefficients(*own), report=report))
-        return {name: torch.stack([batch[name] for batch in metrics]) for name in metrics[0]} if report else {}
+        return {name: torch.stack([of_agent[name] for of_agent in metrics]) for name in metrics[0]} if report else {}
 
     def _count_updates(self, updates: int) -> None:
         for agent in self.agents:

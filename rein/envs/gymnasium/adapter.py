@@ -120,8 +120,8 @@ def _refuse_without(extra: str, source: Source, error: Exception) -> NoReturn:
 
 def _hint(source: str, error: Exception) -> str:
     name, ids = _VERSION.sub("", source).lower(), list(gymnasium.registry)
-    close = difflib.get_close_matches(name, [_VERSION.sub("", name_of_id).lower() for name_of_id in ids], n=3)
-    if similar := [name_of_id for name_of_id in ids if _VERSION.sub("", name_of_id).lower() in close]:
+    close = difflib.get_close_matches(name, [_VERSION.sub("", registered).lower() for registered in ids], n=3)
+    if similar := [registered for registered in ids if _VERSION.sub("", registered).lower() in close]:
         return f"did you mean {' or '.join(similar)}?"
     game = re.sub("(NoFrameskip|Deterministic)?$", "", _VERSION.sub("", source))
     atari = "" if "/" in source else f"; if it is a game of Atari, its id is 'ALE/{game}-v5'"
