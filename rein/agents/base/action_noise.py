@@ -111,7 +111,7 @@ Amount = Schedule | AdaptiveExploration
 
 
 def as_amount(value: float | Amount) -> Amount:
-    """Return a `AdaptiveExploration` unchanged, and any other value as a schedule."""
+    """Return an `AdaptiveExploration` unchanged, and any other value as a schedule."""
     return value if isinstance(value, AdaptiveExploration) else as_schedule(value)
 
 
@@ -121,7 +121,7 @@ class GaussianNoise:
     Source: Fujimoto et al. 2018 (TD3), section 6.1.
 
     Args:
-        std: Standard deviation: a number, a schedule or a `AdaptiveExploration`.
+        std: Standard deviation: a number, a schedule or an `AdaptiveExploration`.
 
     Raises:
         ValueError: If `std` can be negative.
@@ -145,7 +145,7 @@ class GaussianNoise:
         """Do nothing, since the noise of a step does not depend on earlier steps."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of `std`; empty unless it is a `AdaptiveExploration`."""
+        """Return the state of `std`; empty unless it is an `AdaptiveExploration`."""
         return _state_of(self.amount)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -160,7 +160,7 @@ class OrnsteinUhlenbeck:
 
     Args:
         theta: Rate of reversion to `mu` per step, from 0 to 1.
-        sigma: Standard deviation of a step: a number, a schedule or a `AdaptiveExploration`.
+        sigma: Standard deviation of a step: a number, a schedule or an `AdaptiveExploration`.
         mu: Mean of the noise.
 
     Raises:
@@ -201,7 +201,7 @@ class OrnsteinUhlenbeck:
             self._state_NA = reset_noise(self._state_NA.to(mask_N.device), mask_N, self.mu)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the positions of the random walks and, if `sigma` is a `AdaptiveExploration`, its state."""
+        """Return the positions of the random walks and, if `sigma` is an `AdaptiveExploration`, its state."""
         return {"state": self._state_NA, **_state_of(self.amount)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -85,7 +85,7 @@ class TargetNetworkAgent(EpsilonGreedy, ReplayAgent):
         default=linear(1.0, 0.05, env_steps=10_000),
         check=probability,
         fixed=True,
-        help="probability of a random action; a number, a schedule or a AdaptiveExploration",
+        help="probability of a random action; a number, a schedule or an AdaptiveExploration",
     )
     double: bool = option(default=True)
     huber: float | None = option(default=1.0)
