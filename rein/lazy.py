@@ -84,7 +84,8 @@ class _LazyPackage(ModuleType):
         if name in instead:
             return f"; use {instead[name]}"
         for part in ("handlers", "envs", "errors", "schedules") if self.__name__ == "rein" else ():
-            if hasattr(importlib.import_module(f"rein.{part}"), name):
+            value = getattr(importlib.import_module(f"rein.{part}"), name, None)
+            if getattr(value, "__module__", "").startswith("rein."):  # not a module that it imports
                 return f"; use rein.{part}.{name}"
         names = {exported.lower(): exported for exported in self._exports}
         near = difflib.get_close_matches(name.lower(), names, 1)
