@@ -27,6 +27,8 @@ class Corridor(Probe):
     Raises ValueError if `max_episode_steps` is too small to reach the end.
     """
 
+    optimal_return = 1.0
+
     def __init__(
         self,
         num_envs: int = 16,

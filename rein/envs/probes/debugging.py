@@ -84,6 +84,8 @@ class DelayedReward(_ValueProbe):
     The observation is 0 in the first step and 1 in the second.
     """
 
+    optimal_return = 1.0
+
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
         """Return gamma for observation 0 and 1 for observation 1, shape (N,)."""
         return gamma ** (1.0 - observation[:, 0])

@@ -33,6 +33,8 @@ class Memory(Probe):
     Raises ValueError for fewer than two cues or a negative delay.
     """
 
+    optimal_return = 1.0
+
     def __init__(
         self,
         num_envs: int = 16,

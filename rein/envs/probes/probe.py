@@ -18,12 +18,14 @@ from rein.envs.base.simulation import SimulatedEnvironment
 class Probe(SimulatedEnvironment):
     """N environments with a known optimal return."""
 
-    optimal_return: float = 1.0  # expected return of an episode under the best policy, undiscounted
+    optimal_return: float  # expected return of an episode under the best policy, undiscounted
     initial_range: Sequence[tuple[float, float]] = ((0.0, 0.0),)
 
 
 class OneStepProbe(Probe):
     """Probe with episodes of one step, in which the best action has reward 1 from every state."""
+
+    optimal_return = 1.0
 
     def optimal_value(self, observation: Tensor, gamma: float) -> Tensor:
         """Return v(s) = 1, shape (N,)."""
