@@ -305,9 +305,11 @@ def _locked(folder: Path) -> Iterator[bool | None]:
     descriptor = _open(folder)
     try:
         locked = _lock(descriptor)
-        yield locked
-        if locked:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        try:
+            yield locked
+        finally:
+            if locked:  # closing is not enough: a child process being started shares the descriptor
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 
