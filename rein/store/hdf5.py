@@ -273,8 +273,9 @@ class HDF5Store:
 
 def _plain(value: Any) -> Any:
     """Convert a NumPy number to a Python number. Raises TypeError for other values that JSON does not support."""
-    if isinstance(value, np.bool_ | np.integer | np.floating):
-        return value.item()
+    for kind, plain in ((np.bool_, bool), (np.integer, int), (np.floating, float)):
+        if isinstance(value, kind):
+            return plain(value)  # `item` would return a long double unchanged
     text = f"{type(value).__name__} {value!r}"
     raise TypeError(f"{text:.100} cannot be written to run.json: `config` must hold numbers, strings and lists")
 
