@@ -139,7 +139,7 @@ class _WindowDataset(Dataset[Transition]):
             return self._copy(column, begin_B)
         position_BL = begin_B[:, None] + np.arange(self._length)
         first = self._contents[0].fields[path]
-        taken = np.zeros((position_BL.size, *first.shape[2:]), first.dtype)
+        taken = np.zeros((position_BL.size, *first.shape[2:]), first.dtype.newbyteorder("="))
         for file, which, place in self._index.locate(np.minimum(position_BL, self._index.size - 1).reshape(-1)):
             taken[which] = self._contents[file].file.field(path)[place]
         return taken.reshape(*position_BL.shape, *first.shape[2:])
@@ -165,7 +165,8 @@ class _WindowDataset(Dataset[Transition]):
                 columns[path] = None
                 continue
             parts = (content.file.field(path) for content in self._contents)
-            columns[path] = self._index.arrange(parts, stored[0].shape[2:], stored[0].dtype, self._length)
+            dtype = stored[0].dtype.newbyteorder("=")  # torch accepts no other
+            columns[path] = self._index.arrange(parts, stored[0].shape[2:], dtype, self._length)
         return columns
 
     @functools.cached_property
