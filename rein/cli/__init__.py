@@ -139,7 +139,8 @@ def _import(name: str, is_program: bool) -> Any:
 
 
 def _run(words: list[str], is_program: bool) -> None:
-    command, *rest = sorted(words, key="--debug".__eq__) or ["--help"]  # --debug may come first
+    start = next((place for place, word in enumerate(words) if word != "--debug"), 0)  # --debug may come first
+    command, *rest = [*words[start:], *words[:start]] or ["--help"]
     if command in ("-h", "--help", "help"):
         say(USAGE, end="")
     elif command == "--version":
