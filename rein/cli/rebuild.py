@@ -203,8 +203,9 @@ def _built(part: Mapping[str, Any], replaced: Mapping[str, Any], render_mode: st
 def _own_environment(kind: str) -> Any:
     """Return rein's environment or wrapper of a full name, which may be in another module than in earlier versions."""
     is_built = kind.startswith("rein.envs.") and not kind.startswith(NOT_REBUILT)
-    by_name = {value.__name__: value for value in own_environments().values()}
-    return by_name.get(kind.rpartition(".")[2]) if is_built else None
+    own = own_environments()
+    by_name = {value.__name__: value for value in own.values()}
+    return own.get(kind) or by_name.get(kind.rpartition(".")[2]) if is_built else None
 
 
 def _why_not(kind: str, config: Mapping[str, Any]) -> str:
