@@ -105,7 +105,12 @@ class Builder:
 
     def environment(self, **replaced: Any) -> Any:
         """Build the environment, with rows for all learners."""
-        return self._build_environment(replaced)
+        parameters = _environment_options(self.environment_class)
+        options = self._options_in(parameters, replaced)
+        if self.learners > 1:
+            rows = "worlds" if "worlds" in parameters else "num_envs"
+            options[rows] = self.learners * options.get(rows, parameters[rows].default)
+        return self.environment_class(**options)
 
     def evaluation_environment(self, num_envs: int, **replaced: Any) -> Any:
         """Build an environment for evaluation, with a different seed than the training environment.
@@ -113,7 +118,7 @@ class Builder:
         `num_envs` is rounded up to equal numbers for all learners.
         """
         seed = stream_seed(self.options["seed"], "evaluation")
-        return self._build_environment({"num_envs": -(-num_envs // self.learners), "seed": seed, **replaced})
+        return self.environment(**{"num_envs": -(-num_envs // self.learners), "seed": seed, **replaced})
 
     @property
     def learners(self) -> int:
@@ -180,37 +185,29 @@ class Builder:
         record_solved(loop, "evaluation_return", at_least=at_least, stop=stop)
         return loop
 
-    def _build_environment(self, replaced: Mapping[str, Any]) -> Any:
-        parameters = _environment_options(self.environment_class)
-        options = self._options_in(parameters, replaced)
-        if self.learners > 1:
-            rows = "worlds" if "worlds" in parameters else "num_envs"
-            options[rows] = self.learners * options.get(rows, parameters[rows].default)
-        return self.environment_class(**options)
-
     def _options_in(self, names: Collection[str], replaced: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in self.options.items() if name in names} | dict(replaced)
 
 
+class _AgentFound(Exception):  # not an error
+    """Raised by `_LearnerBuilder.agent`, to end the function of a recipe before it builds further parts."""
+
+    def __init__(self, agent: _Agent) -> None:
+        super().__init__()
+        self.agent = agent
+
+
 @attrs.frozen
 class _LearnerBuilder(Builder):
-    """Builder of the parts of one learner, which records its agent. The parts that it builds are discarded."""
+    """Builder of one learner, which finds its agent and builds nothing: other parts may write to files."""
 
     shared_environment: Any = None  # of all learners
-    test_environments: dict[int, Any] = attrs.field(factory=dict)  # of all learners, by `num_envs`
-    agents: list[_Agent] = attrs.field(factory=list)
 
     def environment(self, **replaced: Any) -> Any:
         return self.shared_environment
 
-    def evaluation_environment(self, num_envs: int, **replaced: Any) -> Any:
-        if num_envs not in self.test_environments:
-            self.test_environments[num_envs] = super().evaluation_environment(num_envs, **replaced)
-        return self.test_environments[num_envs]
-
     def agent(self, environment: Any, agent_class: type[Any] | None = None, **replaced: Any) -> Any:
-        self.agents.append(self.described_agent(agent_class, **replaced))
-        return super().agent(environment, agent_class, **replaced)
+        raise _AgentFound(self.described_agent(agent_class, **replaced))
 
 
 def recipe(
@@ -256,12 +253,8 @@ def recipe(
                 return function(builder, **{name: builder.options[name] for name in declared})
 
             def describe_learners(environment: Any) -> list[_Agent]:
-                shared: dict[str, Any] = {"shared_environment": environment, "test_environments": {}, "agents": []}
-                for learner in each:
-                    call(_LearnerBuilder(learner, None, make, agent, **shared))
-                for test_environment in shared["test_environments"].values():
-                    test_environment.close()
-                return shared["agents"]
+                builders = [_LearnerBuilder(one, store, make, agent, shared_environment=environment) for one in each]
+                return [_find_agent(call, builder) for builder in builders]
 
             return call(Builder(each[0], store, make, agent, describe_learners if len(each) > 1 else None))
 
@@ -277,6 +270,15 @@ def recipe(
         return build
 
     return decorate
+
+
+def _find_agent(call: Callable[[Builder], Loop], builder: _LearnerBuilder) -> _Agent:
+    """Return the agent that the function of a recipe builds for one learner."""
+    try:
+        call(builder)
+    except _AgentFound as found:
+        return found.agent
+    raise ValueError(f"learners={builder.learners}: the recipe must build its agent with build.agent(environment)")
 
 
 def _of_learners(options: Mapping[str, Any], per_learner: Collection[str]) -> list[dict[str, Any]]:

@@ -14,9 +14,11 @@ from rein.cli.arguments import parse_options
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment
+from rein.handlers import evaluate_every
 from rein.loop import Loop
 from rein.recipes.recipe import Builder, recipe
 from rein.schedules import Schedule, linear
+from rein.store.memory_store import MemoryStore
 
 
 @recipe(CartPole, PPO, num_envs=4, hidden=(8,), epochs=2, iterations=16)
@@ -179,6 +181,24 @@ def test_limits_and_evaluation_environments_count_for_each_learner():
     assert loop.parts["test"].num_envs == 12
     assert loop.run().epoch == 2
     assert loop.state.clocks.env_steps == 128
+
+
+def test_recipe_builds_its_loop_once_for_all_learners():
+    stores = []
+
+    @recipe(CartPole, PPO, num_envs=4, iterations=16)
+    def evaluated_twice(build: Builder) -> Loop:
+        environment = build.environment()
+        agent = build.agent(environment)
+        stores.append(build.store)
+        loop = build.loop(agent, environment)
+        for name in ("first", "second"):
+            evaluate_every(loop, agent.policy(), build.evaluation_environment(2), episodes=2, name=name)
+        return loop
+
+    store = MemoryStore()
+    evaluated_twice(store, learners=2)
+    assert stores == [store]
 
 
 @pytest.mark.parametrize(
