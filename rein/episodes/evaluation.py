@@ -145,9 +145,10 @@ def evaluate(
             in each call.
 
     Raises:
-        ValueError: If `episodes` is below 1, if the number of seeds differs from it, or if the policy has spaces of
-            other shapes than the environment.
-        TypeError: If `policy` is not a policy, or if seeds are given and the environment is not `Replayable`.
+        ValueError: If `episodes` or `max_episode_steps` is below 1, if the number of seeds differs from `episodes`, or
+            if the policy has spaces of other shapes than the environment.
+        TypeError: If `policy` is not a policy, if `episodes` is not an integer, or if seeds are given and the
+            environment is not `Replayable`.
         NonFiniteError: If a reward or an observation that the policy acts on is NaN or infinite. Observations are not
             checked for a `RandomPolicy`, which does not use them.
     """
