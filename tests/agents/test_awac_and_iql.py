@@ -133,3 +133,23 @@ def test_targets_follow_the_critics() -> None:
     networks = agent.networks
     for was, now, goal in zip(before, networks.target_critics.parameters(), networks.critics.parameters(), strict=True):
         torch.testing.assert_close(now, was + 0.25 * (goal - was))
+
+
+@pytest.mark.slow
+def test_importance_weights_correct_value_and_actor() -> None:
+    """A fifth of the rows has random rewards. Their errors stay large, so they are sampled most often."""
+    generator = torch.Generator().manual_seed(0)
+    rare = torch.rand(2000, generator=generator) < 0.2
+    action = torch.where(rare, 0.5, -0.5).unsqueeze(1) + 0.05 * torch.randn(2000, 1, generator=generator)
+    reward = torch.where(rare, 1.0 + 3.0 * torch.randn(2000, generator=generator), 0.0)
+    how: dict[str, Any] = {"expectile": 0.5, "inverse_temperature": 0.0, "prioritized": True, "priority_beta": 1.0}
+    agent = rein.IQL(BOX, BOX, hidden=(16,), batch_size=256, learning_rate=1e-2, tau=0.1, gamma=0.0, seed=0, **how)
+    fill_replay(agent, [one_step()._replace(action=action, reward=reward)])
+    agent.learn(500)
+    values, actions = [], []
+    for _ in range(20):
+        agent.learn(5)
+        values.append(agent.networks.state_value(torch.zeros(1, 1)).item())
+        actions.append(agent.policy(deterministic=False).select_action(torch.zeros(2000, 1))[0].mean().item())
+    assert sum(values) / 20 == pytest.approx(reward.mean().item(), abs=0.2)
+    assert sum(actions) / 20 == pytest.approx(action.mean().item(), abs=0.15)

@@ -179,6 +179,27 @@ def test_images_are_encoded_once_and_joined_by_the_critic_observation() -> None:
     assert not torch.equal(agent.networks(x)[1], agent.networks(other)[1])
 
 
+@pytest.mark.slow
+def test_critic_learns_from_its_observation() -> None:
+    """The reward is a number that only the critic observes."""
+    losses = {}
+    for hidden in (True, False):
+        entries = {"position": spaces.Box(-1.0, 1.0, (2,))}
+        if hidden:
+            entries["critic_observation"] = spaces.Box(-4.0, 4.0, (1,))
+        agent = rein.PPO(spaces.Dict(entries), spaces.Discrete(2), seed=0, **{**SMALL, "gamma": 0.0})
+        drawn, no = torch.Generator().manual_seed(0), torch.zeros(32, dtype=torch.bool)
+        for _ in range(20 * SMALL["rollout_steps"]):
+            reward = torch.randn(32, generator=drawn)
+            seen = {"position": torch.zeros(32, 2), "critic_observation": reward.unsqueeze(1)}
+            observation = {name: seen[name] for name in entries}
+            action, extras = agent.select_action(observation)
+            agent.record_observation(Transition(observation, action, reward, ~no, no, observation, ~no, extras))
+            metrics = agent.optimize_model()
+        losses[hidden] = float(metrics["value_loss"])
+    assert losses[True] < 0.1 * losses[False]
+
+
 def test_networks_of_custom_agents() -> None:
     environment = HiddenTarget(N, 0)
     observation, drawn = environment.reset(), torch.Generator().manual_seed(0)

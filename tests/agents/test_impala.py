@@ -90,6 +90,24 @@ def test_data_without_log_prob_is_treated_as_on_policy() -> None:
     assert value_N[1].item() == pytest.approx(0.5, abs=0.1)  # value of the behaviour policy
 
 
+@pytest.mark.slow
+def test_learns_from_a_policy_several_updates_old() -> None:
+    environment = Trap(32, seed=0)
+    agent, actor = (fitted(environment, seed=0, **OFF_POLICY) for _ in range(2))
+    observation = environment.reset()
+    for step in range(16 * 60):
+        if step % (16 * 6) == 0:
+            actor.networks.load_state_dict(agent.networks.state_dict())
+        action, extras = actor.select_action(observation)
+        now = environment.apply_action(action)
+        ends = now.reward, now.terminated, now.truncated, now.final_observation, now.valid
+        agent.record_observation(rein.Transition(observation, action, *ends, {"log_prob": extras["log_prob"]}))
+        agent.optimize_model()
+        observation = now.observation
+    assert agent.updates == 60
+    assert reached(agent, Trap(64, seed=1)) == 1.0
+
+
 @pytest.mark.parametrize("kind", [rein.IMPALA, rein.PPO])
 @pytest.mark.parametrize("space", [spaces.Discrete(3, start=5), spaces.Box(-1.0, 2.0, (2,), np.float32)], ids=str)
 @pytest.mark.parametrize("more", [{"log_prob": torch.full((4,), -1.25)}, {"mine": torch.zeros(4)}], ids=list)

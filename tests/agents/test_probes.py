@@ -94,6 +94,8 @@ def test_solves_probe(name: str) -> None:
 STATES = {ConstantReward: [[0.0]], ObservedReward: [[-1.0], [1.0]], DelayedReward: [[0.0], [1.0]]}
 FAST = {**EPSILON, "learning_rate": 3e-2, "epsilon": 1.0}
 VALUES = {
+    "A2C": Case(rein.A2C, {}, 20_480, SHORT, 0.05, 32),
+    "IMPALA": Case(rein.IMPALA, {}, 20_480, SHORT, 0.05, 32),
     "PPO": Case(rein.PPO, {}, 12_800, ROLLOUT, 0.05, 32),
     "DQN": Case(rein.DQN, {}, 2_400, FAST),
     "DQN, n steps": Case(rein.DQN, {}, 2_400, {**FAST, "n_step": 3}),
@@ -113,7 +115,12 @@ def values(agent: Any, x: Tensor) -> Tensor:
 
 
 @pytest.mark.default_cases(
-    "PPO-DelayedReward", "DQN-ConstantReward", "DQN, n steps-DelayedReward", "SAC-DelayedReward", "TD3-DelayedReward"
+    "IMPALA-DelayedReward",
+    "PPO-DelayedReward",
+    "DQN-ConstantReward",
+    "DQN, n steps-DelayedReward",
+    "SAC-DelayedReward",
+    "TD3-DelayedReward",
 )
 @pytest.mark.parametrize("probe", STATES, ids=lambda probe: probe.__name__)
 @pytest.mark.parametrize("name", VALUES)
