@@ -130,6 +130,28 @@ def test_name_event_filters_and_step_limit() -> None:
     assert [metrics["short_length"] for metrics in found(loop)[1::2]] == [1.0] * 3
 
 
+def test_evaluation_does_not_affect_training() -> None:
+    def trained(evaluated: bool) -> tuple[Any, ...]:
+        torch.manual_seed(0)
+        training = Countdown(num_envs=4, seed=3)
+
+        def step(state: State) -> Tensor:
+            time_step = training.apply_action(torch.randint(3, (4,)))
+            state.clocks.advance(env_steps=4)
+            return state.step_state + time_step.reward + time_step.observation
+
+        loop = Loop(step, epochs=4, iterations=5)
+        loop.own("environment", training)
+        training.reset()
+        if evaluated:
+            evaluate_every(loop, Always(2), Countdown(), episodes=5)
+        final = loop.run(init=torch.zeros(4))
+        clocks = {name: value for name, value in final.clocks.as_dict().items() if name != "seconds"}
+        return final.step_state.tolist(), training.state_dict(), clocks, torch.get_rng_state().tolist()
+
+    assert trained(True) == trained(False)
+
+
 def test_environment_error_ends_the_run_and_names_the_handler() -> None:
     class Broken(Countdown):
         def apply_action(self, action: Tensor) -> TimeStep:

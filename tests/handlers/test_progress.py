@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -365,6 +366,24 @@ def test_redirected_stdout_is_not_printed_on_the_terminal(monkeypatch: pytest.Mo
     loop.run()
     assert printed.getvalue() == "a line\n"
     assert "a line" not in terminal.getvalue()
+
+
+def comparable(loop: Loop) -> dict[str, Any]:
+    """Return the state of a loop without times."""
+    saved = loop.state_dict()
+    for record in saved["history"]:
+        record["seconds"] = 0.0
+    return {**saved, "times": None, "epoch_began": None, "clocks": {**saved["clocks"], "seconds": 0.0}}
+
+
+@pytest.mark.parametrize("file", [io.StringIO(), Terminal()], ids=["piped", "terminal"])
+def test_progress_does_not_affect_the_run(file: io.StringIO, slow_step: Callable[[State], None]) -> None:
+    watched, alone = (Loop(slow_step, epochs=3, iterations=7) for _ in range(2))
+    progress(watched, file=file)
+    watched.run()
+    alone.run()
+    assert file.getvalue()
+    assert comparable(watched) == comparable(alone)
 
 
 def test_write_error_does_not_end_the_run(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ import pytest
 import rein
 from rein.errors import StoreError
 from rein.store.checkpoint_file import write_checkpoint
-from rein.store.folder import Lock, is_locked
+from rein.store.folder import Lock, is_locked, keep_stores_out
 from rein.store.hdf5 import HDF5Store
 from rein.testing.store import make_trajectory
 from tests import programs
@@ -159,3 +159,18 @@ def test_store_works_on_a_file_system_without_locks(tmp_path, monkeypatch):
     HDF5Store(tmp_path / "run", "resume").close()
     assert len(os.listdir("/dev/fd")) == before
     assert not is_locked(tmp_path / "run")
+
+
+def test_keep_stores_out_prevents_opening(tmp_path):
+    with keep_stores_out(tmp_path):
+        assert "writing" in opened_by_another_process(tmp_path)
+        with pytest.raises(StoreError, match="writing"):
+            Lock(tmp_path)
+    Lock(tmp_path).release()
+
+
+def test_keep_stores_out_raises_while_a_store_is_open(tmp_path):
+    lock = Lock(tmp_path)
+    with pytest.raises(StoreError, match="writing"), keep_stores_out(tmp_path):
+        pass
+    lock.release()

@@ -13,6 +13,7 @@ import pytest
 import rein
 from rein.cli import main
 from rein.envs.cartpole import CartPole
+from tests import programs
 
 
 def train(
@@ -83,6 +84,19 @@ def test_run_is_running_until_it_ends_or_is_killed(tmp_path: Path) -> None:
     del info["ended"]  # as after SIGKILL
     path.write_text(json.dumps(info))
     assert status_of(tmp_path) == ("killed", None)
+
+
+@pytest.mark.slow
+def test_killed_process_leaves_a_killed_run(tmp_path: Path) -> None:
+    program = f"""
+import os, sys
+from pathlib import Path
+from tests.store.test_runs import train
+train(Path({str(tmp_path)!r}), lambda loop: loop.epoch_ended(once=2)(lambda state: os.kill(os.getpid(), 9)))
+"""
+    programs.run("-c", program, cwd=Path(__file__).parents[2], check=False)
+    (run,) = rein.list_runs(tmp_path)
+    assert (run.status, run.env_steps) == ("killed", 160)
 
 
 def test_summary_has_return_steps_duration_and_options(tmp_path: Path) -> None:
