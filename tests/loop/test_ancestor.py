@@ -16,14 +16,6 @@ def nothing(state: rein.State) -> None:
     return None
 
 
-def counted(loop: rein.Loop) -> dict[str, int]:
-    """Return the number of firings of each event of a loop, counted by handlers."""
-    counts = dict.fromkeys(loop.events, 0)
-    for name in loop.events:
-        loop.on(name)(lambda state, name=name: counts.__setitem__(name, counts[name] + 1))
-    return counts
-
-
 def test_halted_epoch_advances_without_a_handler_of_its_halt() -> None:
     """The earlier loop repeated the epoch unless a handler of `epoch_halted` halted it again."""
     loop = rein.Loop(nothing)

@@ -18,7 +18,7 @@ def nothing(state: rein.State) -> None:
 
 
 @pytest.mark.parametrize(
-    "event", ["started", "epoch_started", "iteration_started", "iteration_completed", "epoch_ended"]
+    "event", ["started", "epoch_started", "iteration_started", "iteration_completed", "epoch_completed", "epoch_ended"]
 )
 @pytest.mark.parametrize("ask", [rein.State.halt_epoch, rein.State.halt_loop])
 def test_halt_does_not_skip_later_handlers_of_the_event(event: str, ask: Callable[[rein.State], None]) -> None:
