@@ -22,3 +22,18 @@ def test_table_has_a_row_for_every_package(run: Any) -> None:
         "package",
         *run.CASES,
     ]
+
+
+def test_table_replaces_only_the_rows_of_checked_packages(run: Any) -> None:
+    empty = f"before\n{run.BEGIN}\n{run.END}\nafter\n"
+    first = run.table(empty, {"highway-env": run.Result(1.0, "1.0", None), "minigrid": run.Result(1.0, "3.0", None)})
+    second = run.table(first, {"highway-env": run.Result(1.0, "2.0", None)})
+    rows = [line.split("|")[1].strip() for line in second.splitlines() if line.startswith("| ")]
+    assert rows == ["package", "minigrid 3.0", "highway-env 2.0"]
+    assert second.startswith("before\n") and second.endswith(f"{run.END}\nafter\n")
+    assert "fails" in run.table(first, {"minigrid": run.Result(1.0, "", "exit status 1")})
+
+
+def test_unknown_package_is_refused_with_the_known_names(run: Any) -> None:
+    with pytest.raises(SystemExit, match=r"unknown packages: minigird; choose from minigrid"):
+        run.main(["minigird"])

@@ -173,6 +173,17 @@ def test_no_module_of_rein_executes_code_from_files():
     assert {path: found for path, source in sources.items() if (found := code_from_data(source))} == {}
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        *["import pickle", "from pickle import loads", "def f():\n    import joblib", "eval('1')"],
+        *["import torch\ntorch.load('x')", "import numpy as np\nnp.load('x', allow_pickle=True)"],
+    ],
+)
+def test_unsafe_calls_are_detected(source):
+    assert code_from_data(source)
+
+
 def test_untrusted_checkpoint_loads_or_raises(tmp_path, whole, scale):
     """A file with a correct hash and format but invalid content raises an error with the path."""
 

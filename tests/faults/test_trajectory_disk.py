@@ -17,6 +17,7 @@ import pytest
 
 import rein
 from rein.agents.q_learning import QLearning
+from rein.cli import main
 from rein.envs.gridworld import Gridworld
 from rein.errors import StoreError
 from rein.store.folder import list_files
@@ -145,6 +146,25 @@ def test_run_on_a_full_disk_raises_once_and_resumes_later(tmp_path: Path, scale:
         assert report["resumed"] == {"files": len(again), "epochs": again, "read": len(again)}
         disk = "disk of 3 MiB" if mounts else "simulated disk of 3 MiB"
         print(f"full {disk}, detected {how}: {len(whole)} complete epochs; one StoreError; resumed")
+
+
+def test_command_line_reports_a_full_disk_in_its_last_line(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """The first trajectory file of the run does not fit."""
+    real = sealed.check_room
+    too_large = types.SimpleNamespace(f_blocks=10, f_bavail=1, f_bfree=1, f_frsize=4096)
+
+    def check_room(folder: Path, size: int) -> None:
+        with monkeypatch.context() as patch:
+            if folder.name == "trajectories":
+                patch.setattr(os, "statvfs", lambda folder: too_large)
+            real(folder, size)
+
+    monkeypatch.setattr(sealed, "check_room", check_room)
+    with pytest.raises(SystemExit) as end:
+        main(["train", "gridworld", "--run", str(tmp_path / "run"), "--quiet", "--epochs", "3"])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert end.value.code == 1
+    assert last.startswith(f"rein: {tmp_path}/run/trajectories/000001-000003.h5: ") and "0.0 MiB are free" in last
 
 
 @pytest.mark.parametrize("superuser", [False, True])

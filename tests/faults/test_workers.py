@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import io
 import logging
 import multiprocessing
@@ -251,6 +252,52 @@ def check_failure(environment: Any, method: str, error: type[rein.errors.WorkerE
         environment.apply_action(ONES)
     environment.close()
     assert not multiprocessing.active_children()
+
+
+def kill(environment: Any, number: int) -> None:
+    os.kill(environment._transport._workers[0].pid, number)
+
+
+def failing(environment: Any, action: int, error: type[Exception], rows: int = N) -> None:
+    environment.reset()
+    with pytest.raises(error):
+        environment.apply_action(torch.full((rows,), action))
+
+
+STATES: dict[str, Callable[[Any], object]] = {
+    "new": lambda environment: None,
+    "at rest": lambda environment: environment.reset(),
+    "steps sent": lambda environment: (environment.reset(), environment.send(NOTHING, [*range(N)])),
+    "one step sent": lambda environment: (environment.reset(), environment.send(NOTHING[:1], [3])),
+    "hangs": lambda environment: (environment.reset(), environment.send(torch.full((N,), HANGS), [*range(N)])),
+    "timed out": lambda environment: failing(environment, HANGS, rein.errors.WorkerTimeout),
+    "refused an action": lambda environment: failing(environment, FINE, rein.errors.EnvironmentContractError, N + 1),
+    "closed": lambda environment: (environment.reset(), environment.close()),
+}
+OF_PROCESSES: dict[str, Callable[[Any], object]] = {
+    "killed at rest": lambda environment: (environment.reset(), kill(environment, signal.SIGKILL)),
+    "killed in a step": lambda environment: (STATES["steps sent"](environment), kill(environment, signal.SIGKILL)),
+    "exited": lambda environment: failing(environment, EXITS, rein.errors.WorkerDied),
+    "stopped": lambda environment: (environment.reset(), kill(environment, signal.SIGSTOP)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deleted", [False, True])
+@pytest.mark.parametrize("mode", ["processes", "threads"])
+def test_close_returns_from_every_state(mode: Any, deleted: bool) -> None:
+    for name, reach in (STATES if mode == "threads" else STATES | OF_PROCESSES).items():
+        environment = in_workers(Fragile, N, 0, workers=2, mode=mode, timeout=0.5)
+        reach(environment)
+        began = time.perf_counter()
+        if deleted:
+            del environment
+            gc.collect()
+        else:
+            environment.close()
+            environment.close()
+        assert time.perf_counter() - began < 10.0, name  # documented: 5 s
+        assert not multiprocessing.active_children(), name
 
 
 def test_close_returns_if_a_worker_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 from typing import Any
 
 import gymnasium
@@ -18,7 +19,7 @@ from rein.envs.gymnasium import GymnasiumEnvironment, GymnasiumVectorEnvironment
 from rein.errors import EnvironmentContractError
 from rein.testing import EnvironmentContract
 from rein.testing.environment_contract import random_actions
-from rein.testing.stateful import first_difference
+from rein.testing.stateful import copy_state, first_difference
 
 N = 3
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
@@ -149,6 +150,21 @@ def test_second_reset_begins_other_episodes() -> None:
     first, second = environment.reset(), environment.reset()
     assert not torch.equal(first, second)
     assert torch.equal(environment.reset(seed=7), first)
+
+
+def test_resume_warns_and_begins_other_episodes(caplog: pytest.LogCaptureFixture) -> None:
+    environment, loaded = (GymnasiumVectorEnvironment("CartPole-v1", N, 7) for _ in range(2))
+    first = environment.reset()
+    assert not environment.awaits_reset
+    with caplog.at_level(logging.WARNING):
+        loaded.load_state_dict(copy_state(environment.state_dict()))
+    assert "CartPole-v1 is not replayable: open episodes are lost" in caplog.text
+    assert loaded.awaits_reset
+    with pytest.raises(RuntimeError, match=r"call reset\(\)"):
+        loaded.apply_action(ZEROS)
+    assert not torch.equal(loaded.reset(), first)
+    with pytest.raises(ValueError, match="index"):
+        GymnasiumVectorEnvironment("CartPole-v1", N + 1).load_state_dict(environment.state_dict())
 
 
 def test_episode_seeds_are_unknown_with_autoreset() -> None:

@@ -230,6 +230,15 @@ def test_stores_agree(tmp_path: Path) -> None:
     assert memory.trajectories[-1].episodes.options.tolist().count(b"") == 1
 
 
+def test_compacted_run_keeps_options(tmp_path: Path) -> None:
+    loop = trained(tmp_path / "run")
+    loop.run()
+    loop.parts["store"].close()
+    main(["compact", str(tmp_path / "run"), str(tmp_path / "small")])
+    one, other = (rein.open_run(tmp_path / name).episodes["options"] for name in ("run", "small"))
+    assert one.tolist() == other.tolist()
+
+
 def test_replayed_episodes_agree(tmp_path: Path) -> None:
     trained(tmp_path / "run").run()
     run = rein.open_run(tmp_path / "run")

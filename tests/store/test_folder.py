@@ -77,6 +77,18 @@ def test_files_newer_than_the_loaded_state_are_moved_aside(tmp_path):
         newer = {"000004-000004.h5": (store.path / "trajectories" / "000004-000004.h5").read_bytes()}
 
 
+def test_store_returns_to_an_earlier_state(tmp_path):
+    """As when training returns to the last good checkpoint."""
+    store = HDF5Store(tmp_path / "run")
+    store.append(make_trajectory(1))
+    state = store.state_dict()
+    store.append(make_trajectory(2))
+    store.load_state_dict(state)
+    store.append(make_trajectory(2, seed=1))
+    store.close()
+    assert_equal(read(store.path), [make_trajectory(1), make_trajectory(2, seed=1)])
+
+
 def test_new_run_in_an_old_folder_moves_files_aside(tmp_path):
     """If a run is resumed before its first checkpoint, no state is loaded and epoch 1 is repeated."""
     for seed in (0, 1):

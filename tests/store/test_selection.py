@@ -46,6 +46,13 @@ def test_every_n_th_epoch_is_kept(tmp_path):
     assert [path.name for path in list_files(with_gaps.path / "trajectories")] == ["000003-000009.h5"]
 
 
+def test_every_zero_keeps_no_epochs(tmp_path):
+    store = HDF5Store(tmp_path / "run", every=0)
+    append(store, range(1, 11))
+    store.close()
+    assert list_files(store.path / "trajectories") == []
+
+
 @pytest.mark.default_cases(every=5)
 @pytest.mark.parametrize("mode", ["max", "min"])
 @pytest.mark.parametrize("count", [1, 3, 9, 20])

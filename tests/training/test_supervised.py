@@ -273,6 +273,15 @@ def test_validation_does_not_change_training() -> None:
     assert torch.equal(weights(True), weights(False))
 
 
+def test_trainer_learns_xor_and_stops_early() -> None:
+    model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
+    loop = trainer(model, nn.functional.cross_entropy, torch.optim.Adam(model.parameters(), lr=0.05), epochs=200)
+    validate(loop, model, DataLoader(XOR, batch_size=3), {"accuracy": accuracy})
+    rein.early_stop(loop, "validation_accuracy", mode="max", patience=20)
+    final = loop.run(DataLoader(XOR, batch_size=2, shuffle=True))
+    assert (final.metrics["validation_accuracy"], final.status) == (1.0, "halted")
+
+
 @pytest.mark.parametrize("ask", [rein.Loop.stop, rein.Loop.interrupt])
 def test_validation_ends_at_next_batch_after_stop_or_interrupt(ask: Any) -> None:
     batches = [(torch.rand(5, 2), torch.rand(5, 1)) for _ in range(4)]
