@@ -1,7 +1,8 @@
 """Check one package in its virtual environment: `python check.py PACKAGE FOLDER train`, then `... resume`.
 
 `train` stores a short run and an uninterrupted run of the final length. `resume` continues the short run in a new
-process, compares both runs, replays the stored episodes, reads a trajectory, and writes `result.json`.
+process, compares both runs, replays the stored episodes, reads a trajectory, and writes `result.json`. mjlab and
+PettingZoo have one more check each.
 """
 
 from __future__ import annotations
@@ -76,6 +77,38 @@ def replayed(case: Case, stored: rein.store.reader.Run) -> str | None:
     return f"episode {found[0].id} of {len(results)}: {found[0].difference}" if found else None
 
 
+def check_final_observations(environment: Any) -> None:
+    """Final observations differ from those of the next episode, and only in rows whose episode has ended."""
+    environment.reset()
+    assert environment.final_observation == "step"
+    ends = 0
+    for _ in range(100):  # an episode has 1 second
+        time_step = environment.apply_action(torch.zeros(environment.num_envs, *environment.single_action_space.shape))
+        ended = time_step.terminated | time_step.truncated
+        final, seen = (tree["observation"] for tree in (time_step.final_observation, time_step.observation))
+        assert torch.equal((final != seen).any(1), ended)
+        ends += int(ended.sum())
+    assert ends > 0
+
+
+def check_tic_tac_toe(_: Any) -> None:
+    """Tic-tac-toe of PettingZoo equals that of rein."""
+    from pettingzoo.classic import tictactoe_v3
+
+    env, native = rein.SelfPlay(tictactoe_v3.env, 8, seed=0), rein.SelfPlay(rein.envs.TicTacToe(), 8, seed=0)
+    board, expected = env.reset(), native.reset()
+    for _ in range(30):
+        assert torch.equal(board["observation"].permute(0, 3, 1, 2).flatten(1), expected["observation"])
+        action = expected["action_mask"].argmax(1)
+        step, native_step = env.apply_action(action), native.apply_action(action)
+        assert torch.equal(step.reward, native_step.reward)
+        assert torch.equal(step.terminated, native_step.terminated)
+        board, expected = step.observation, native_step.observation
+
+
+MORE = {"mjlab": check_final_observations, "pettingzoo": check_tic_tac_toe}
+
+
 def check(case: Case, folder: Path) -> None:
     """Resume and check the run that `train` began."""
     run(case, folder / "run", RESUMED)
@@ -85,6 +118,10 @@ def check(case: Case, folder: Path) -> None:
         raise AssertionError(f"the resumed run differs from the uninterrupted one: {found}")
     if case.replays and (found := replayed(case, stored)):
         raise AssertionError(f"the replay differs from the stored episode: {found}")
+    if case.package in MORE:
+        environment = case.make(case.num_envs, 2)
+        MORE[case.package](environment)
+        environment.close()
     version = importlib.metadata.version(case.package)
     (folder / "result.json").write_text(json.dumps({"version": version, "episodes": len(stored.episodes["id"])}))
 
