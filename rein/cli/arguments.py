@@ -216,7 +216,10 @@ def _parse(
     except SystemExit as ended:
         if not ended.code:  # after --help
             raise
-        names = {*signature.parameters, *(f"no_{key}" for key, hint in hints.items() if hint is bool), "help"}
+        names = {
+            key for key in signature.parameters if tyro.conf.Positional not in getattr(hints[key], "__metadata__", ())
+        }
+        names |= {*(f"no_{key}" for key, hint in hints.items() if hint is bool), "help"}
         try:
             refuse_unknown(command, [flag for flag in flags if "." not in flag], names, flags=True)
         except TypeError as error:

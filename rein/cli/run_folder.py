@@ -195,7 +195,10 @@ def verify_files(path: Annotated[Path, tyro.conf.Positional]) -> None:
         raise SystemExit(1)
 
 
-def compact_run(run: Annotated[Path, tyro.conf.Positional], new: Annotated[Path, tyro.conf.Positional]) -> None:
+def compact_run(
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
+    new: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="NEW")],
+) -> None:
     """Copy a run to a new folder, with trajectory files of up to 64 MiB and 1,000 epochs, and compare the copy with it.
 
     The copy can be resumed like the run, which is not changed.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rein.cli.arguments import several, source
+from rein.cli.arguments import several, show_shared_options, source
 from rein.cli.catalog import recipe_names
 from rein.cli.jobs import train_seeds
 from rein.cli.plans import (
@@ -70,6 +70,8 @@ def resume_command(words: Sequence[str]) -> None:
             "recipe is not part of rein. Accepts the options of rein train, which replace the options of the run"
         )
     run, *options = words
+    if {"-h", "--help"} & {*options} and not Path(run).exists():  # with a run, --help lists its options
+        show_shared_options("resume")
     named = options.pop(0) if options and not options[0].startswith("-") else None
     recipe = read_run(Path(run).expanduser(), named)
     options += ["--run", run, "--resume"]

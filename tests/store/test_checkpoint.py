@@ -179,7 +179,7 @@ def test_checkpoint_needs_no_package_metadata(tmp_path, monkeypatch):
     found = read_checkpoint(tmp_path / "epoch-000001.h5").about["versions"]
     assert (found["rein"], found["torch"]) == (rein.__version__, str(torch.__version__))
     assert run_info(loop)["versions"]["rein"] == rein.__version__
-    doctor.main([])
+    doctor.doctor()
     versions.cache_clear()
 
 
