@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rein import EnvironmentContractError, TimeStep
+from rein import TimeStep
+from rein.errors import EnvironmentContractError
 from rein.ops.trees import map_tree, pack, unpack
 from rein.types import NAMED_TUPLES
 

@@ -86,10 +86,14 @@ class Adam:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned. Raises ValueError if the number or shapes of parameters differ."""
         for name, own in (("means", self._means), ("squares", self._squares), ("steps", self._steps)):
-            there, here = ([tuple(x.shape) for x in tensors] for tensors in (state[name], own))
-            if there != here:
-                raise ValueError(f"{name} of the optimizer have the shapes {there} in the state, {here} here")
-            for own_i, saved_i in zip(own, state[name], strict=True):
+            saved = state[name]
+            if len(saved) != len(own):
+                raise ValueError(f"the optimizer state has {len(saved)} {name}, this optimizer has {len(own)}")
+            for index, (own_i, saved_i) in enumerate(zip(own, saved, strict=True)):
+                if own_i.shape != saved_i.shape:
+                    there, here = tuple(saved_i.shape), tuple(own_i.shape)
+                    raise ValueError(f"{name}.{index} of the optimizer: shape {there} in the state, {here} here")
+            for own_i, saved_i in zip(own, saved, strict=True):
                 own_i.copy_(saved_i)
 
 
