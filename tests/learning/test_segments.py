@@ -360,12 +360,12 @@ def test_config_is_complete_json() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: PrioritizedSegments(alpha=-0.1), r"PrioritizedSegments\(alpha=-0.1\): give a finite number"),
-        (lambda: PrioritizedSegments(alpha=float("nan")), r"PrioritizedSegments\(alpha=nan\)"),
-        (lambda: PrioritizedSegments(beta=1.5), r"PrioritizedSegments\(beta=...\): the values range from 1.5 to 1.5"),
+        (lambda: PrioritizedSegments(alpha=-0.1), "alpha=-0.1: give a finite number"),
+        (lambda: PrioritizedSegments(alpha=float("nan")), "alpha=nan"),
+        (lambda: PrioritizedSegments(beta=1.5), "beta: the values range from 1.5 to 1.5"),
         (lambda: PrioritizedSegments(beta=linear(0.0, 2.0, updates=9)), "range from 0.0 to 2.0"),
-        (lambda: PrioritizedSegments(rho_clip=0.0), r"PrioritizedSegments\(rho_clip=0.0\): give a positive number"),
-        (lambda: PrioritizedSegments(c_clip=float("nan")), r"PrioritizedSegments\(c_clip=nan\)"),
+        (lambda: PrioritizedSegments(rho_clip=0.0), "rho_clip=0.0: give a positive number"),
+        (lambda: PrioritizedSegments(c_clip=float("nan")), "c_clip=nan"),
         (lambda: fitted(Gridworld(1), reward_smoothing=1.2), r"PPO\(reward_smoothing=1.2\): give a number from 0"),
         (
             lambda: learned(Gridworld(num_envs=3, seed=0), minibatches=4, segments=PrioritizedSegments()),

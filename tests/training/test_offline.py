@@ -198,7 +198,7 @@ def test_invalid_arguments_raise():
         fill_replay(agent(), [rows()._replace(reward=None)])  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ValueError, match="have no action, next_observation"):
         fill_replay(agent(), [rows()._replace(action=None, next_observation=None)])
-    with pytest.raises(ValueError, match=r"have the shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"of the data \(2,\)"):
         fill_replay(agent(), [rows()._replace(action=torch.zeros(64, 2))])
     with pytest.raises(ValueError, match="1 numbers each, got 2"):
         fill_replay(agent(), [rows()._replace(observation=torch.zeros(64, 2))])
