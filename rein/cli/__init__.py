@@ -23,6 +23,8 @@ from rein.foreign_names import COMMANDS
 USAGE = """\
 usage: rein COMMAND ...
 
+  rein train --env ID --agent NAME [options]
+                                  train an agent in an environment, such as --env CartPole-v1 --agent ppo
   rein train RECIPE [options]     train a recipe, or a loop returned by your function: my_module:make_loop
   rein train RECIPE --help        list the options of a recipe
   rein train --config FILE        train with the recipe and the options in a TOML file, such as the config.toml of a run

@@ -29,9 +29,25 @@ _LARGEST = 1 << 20
 _SIDES = {"size": 512, "width": 4096, "height": 4096, "critics": 64, "learners": 256}  # of boards, pictures, agents
 _TOGETHER = 1 << 26  # maximum rows of an epoch, or weights between two layers
 LIMITS = ("epochs", "env_steps")  # options that end a run
+# Groups in the help: the most used options, those of worker processes, and those of the parts of a recipe
+_FIRST = ("env", "agent", "env_steps", "epochs", "num_envs", "learning_rate", "seed", "seeds", "run", "log")
+_WORKERS = ("workers", "mode", "timeout", "on_failure", "max_restarts")
+_GROUPS = ("agent", "environment", "worker", "training")
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 _METAVARS = {Path: "PATH", int: "INT", float: "FLOAT", str: "TEXT"}
 _LEAF = {bool: bool, int: int, float: (int, float), str: str, types.NoneType: types.NoneType}
+
+
+def named(
+    env: str | None = None,
+    agent: str | None = None,
+) -> None:
+    """Options that name an experiment instead of a recipe. The caller reads them before it parses the others.
+
+    Args:
+        env: environment to train in: a Gymnasium id, or my_module:make, a function or class that makes it.
+        agent: algorithm, such as ppo or sac, or my_module:Class, a class derived from rein.Agent.
+    """
 
 
 def common(
@@ -41,6 +57,7 @@ def common(
     env_steps: int | None = None,
     threads: int = 1,
     checkpoint_every: int | None = None,
+    log: tuple[Literal["tensorboard", "wandb", "mlflow", "csv"], ...] = (),
     resume: bool = False,
     quiet: bool = False,
     debug: bool = False,
@@ -54,6 +71,7 @@ def common(
         env_steps: end the run after this number of env steps in total.
         threads: number of torch threads. One is fastest for small networks.
         checkpoint_every: epochs between checkpoints. Default: about every 30 seconds; 0 saves only at the end.
+        log: also log metrics to TensorBoard, Weights & Biases or MLflow. Every run writes its metrics.csv.
         resume: resume the run in the folder --run from its last checkpoint, or start it if there is none.
         quiet: hide the progress display.
         debug: print the traceback of an error.
@@ -106,23 +124,23 @@ def sweeping(
 
 _HELP = {  # command -> arguments after it, description, and functions that declare further options
     "train": (
-        "RECIPE",
-        "Train a recipe, or a loop that your function returns: my_module:make_loop.\n\n"
-        "These are the options of all recipes. rein train RECIPE --help lists all options of a recipe, and rein list "
-        "lists the recipes.",
-        (source, several),
+        "RECIPE | --env ID --agent NAME",
+        "Train a recipe, an agent in an environment, or a loop that your function returns: my_module:make_loop.\n\n"
+        "These are the options of all of them. rein train RECIPE --help lists all options of a recipe, and so does "
+        "rein train --env ID --agent NAME --help. rein list lists the recipes.",
+        (named, source, several),
     ),
     "resume": (
         "PATH [my_module:make_loop]",
         "Continue the run in a folder with its options. If its recipe is not part of rein, name its function.\n\n"
         "Options replace those of the run. rein resume PATH --help lists all of them.",
-        (),
+        (named,),
     ),
     "sweep": (
-        "RECIPE",
-        "Search for good options of a recipe with Optuna.\n\n"
-        "These are the options of all recipes. rein sweep RECIPE --help lists all options of a recipe.",
-        (source, sweeping),
+        "RECIPE | --env ID --agent NAME",
+        "Search for good options of a recipe, or of an agent in an environment, with Optuna.\n\n"
+        "These are the options of all of them. rein sweep RECIPE --help lists all options of a recipe.",
+        (named, source, sweeping),
     ),
 }
 
@@ -164,7 +182,11 @@ def parse_options(
             raise ValueError(f"{file}: {key}={value!r:.80} is not accepted from a file; set {written(key, True)}")
         parameters[key] = parameters[key].replace(default=_convert(value, defaults[key]))
     description = (inspect.getdoc(recipe) or "Run it.").partition("\n\nArgs:\n")[0]
-    return _parse(inspect.Signature(list(parameters.values())), hints, description, texts, program, words)
+    tables = getattr(recipe, "tables", {})
+    groups = {key: "worker" if key in _WORKERS else tables.get(key, "training") for key in parameters}
+    ordered = [parameters[key] for key in dict.fromkeys([*_FIRST, *parameters]) if key in parameters]
+    groups = {key: group for key, group in groups.items() if key not in _FIRST}
+    return _parse(inspect.Signature(ordered), hints, description, texts, program, words, groups)
 
 
 def show_shared_options(command: str) -> None:
@@ -197,22 +219,26 @@ def _parse(
     texts: Mapping[str, str],
     program: str,
     words: Sequence[str],
+    groups: Mapping[str, str] = types.MappingProxyType({}),
 ) -> dict[str, Any]:
-    def options(**values: Any) -> dict[str, Any]:
-        return values
-
-    options.__signature__ = signature  # type: ignore[attr-defined]
-    options.__annotations__ = {
-        key: _annotation(hints[key], parameter.default, texts.get(key, ""))
+    """Parse `words` as the parameters of a signature. `groups` has the heading in the help for some of them."""
+    parameters = [
+        parameter.replace(annotation=_annotation(hints[key], parameter.default, texts.get(key, "")))
         for key, parameter in signature.parameters.items()
-    }
-    options.__doc__ = "\n".join([description, "", "Args:", *(f"    {key}: {texts[key]}" for key in texts)])
+    ]
+    first = [parameter for parameter in parameters if parameter.name not in groups]
+    used = [group for group in _GROUPS if group in groups.values()]
+    for group in used:
+        members = [parameter for parameter in parameters if groups.get(parameter.name) == group]
+        nested = Annotated[Any, tyro.conf.arg(name=group, constructor=_collector(members))]
+        first.append(inspect.Parameter(f"_{group}", _KEYWORD, annotation=nested))
+    options = _collector(first, description)
     flags = [word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")]
     command = program.removeprefix("rein ")
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            values = tyro.cli(options, prog=program, args=list(words))
+            values = tyro.cli(options, prog=program, args=list(words), config=(tyro.conf.OmitArgPrefixes,))
     except SystemExit as ended:
         if not ended.code:  # after --help
             raise
@@ -225,10 +251,24 @@ def _parse(
         except TypeError as error:
             raise ValueError(str(error)) from None
         raise ValueError(f"{command}: {_in_one_line(errors.getvalue())}; see {program} --help") from None
+    for group in used:
+        values |= values.pop(f"_{group}")
     for key, value in values.items():
         if value == () and key in flags:
             raise ValueError(f"{command}: {written(key, True)} needs one value or more, separated by spaces")
     return values
+
+
+def _collector(parameters: Sequence[inspect.Parameter], description: str = "") -> Callable[..., dict[str, Any]]:
+    """Return a function with these parameters that returns its arguments."""
+
+    def collect(**values: Any) -> dict[str, Any]:
+        return values
+
+    collect.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    collect.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    collect.__doc__ = description
+    return collect
 
 
 def _in_one_line(text: str) -> str:
@@ -258,20 +298,21 @@ def _flag_type(hint: Any) -> Any:
 
 
 def _annotation(hint: Any, default: Any, text: str) -> Any:
-    """Return the type with its parser: integers accept 1e5, and options with a schedule accept a number.
+    """Return the type with its help and its parser: integers accept 1e5, options with a schedule accept a number.
 
     The help shows a default of None only if its text explains it, and no empty default.
     """
+    text = " ".join(text.split())
     if isinstance(default, Schedule):
-        return Annotated[Any, _constructor(float, "FLOAT")]
+        return Annotated[Any, _constructor(float, "FLOAT"), tyro.conf.arg(help=text)]
     if hint is int:
-        return Annotated[int, _constructor(_whole_number, "INT")]
+        return Annotated[int, _constructor(_whole_number, "INT"), tyro.conf.arg(help=text)]
     metavar = next((name for kind, name in _METAVARS.items() if hint == kind | None), None)
     if hint == int | None:
         hint = Annotated[hint, _constructor(lambda text: None if text == "None" else _whole_number(text), "{None}|INT")]
     if default == () or (default is None and "None" not in text):
-        return Annotated[hint, tyro.conf.arg(metavar=metavar, help_behavior_hint="")]
-    return hint
+        return Annotated[hint, tyro.conf.arg(metavar=metavar, help=text, help_behavior_hint="")]
+    return Annotated[hint, tyro.conf.arg(help=text)]
 
 
 def _constructor(convert: Callable[[str], Any], metavar: str) -> PrimitiveConstructorSpec[Any]:

@@ -25,40 +25,55 @@ def recipe_names() -> list[str]:
     return [name.replace("_", "-") for name in sorted(_MODULES) if name not in ("Builder", "recipe")]
 
 
+def is_recipe(name: str) -> bool:
+    """Return whether a recipe of rein has this name, with hyphens or underscores."""
+    return name.replace("_", "-") in recipe_names()
+
+
 def find(name: str) -> Callable[..., Any]:
     """Return the function of a recipe, or of `module:function`. The error for an unknown name suggests the closest.
 
-    The working directory is searched last for modules. Pass only names that the user has typed, because importing a
-    module runs its code.
+    Pass only names that the user has typed, because importing a module runs its code.
     """
     module_name, colon, function_name = name.partition(":")
-    if not colon:
-        names = recipe_names()
-        if name.replace("_", "-") not in names:
-            raise ValueError(
-                f"unknown recipe {name!r}; {_closest(name, names)} For a custom function use my_module:make_loop"
-            )
-        return getattr(rein.recipes, name.replace("-", "_"))
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
+    if colon:
+        return import_from(module_name, function_name)
+    if not is_recipe(name):
+        nearest = suggestion(name, recipe_names())
+        raise ValueError(f"unknown recipe {name!r}; {nearest} For a custom function use my_module:make_loop")
+    return getattr(rein.recipes, name.replace("-", "_"))
+
+
+def import_from(module_name: str, name: str) -> Any:
+    """Return the function or class `name` of a module that the user has typed.
+
+    The working directory is searched last for modules.
+    """
+    search_working_directory()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name != module_name:  # the module exists, but one of its imports fails
             raise
-        raise ValueError(f"no module named {module_name!r}, which should contain {function_name!r}") from None
-    function = getattr(module, function_name, None)
+        raise ValueError(f"no module named {module_name!r}, which should contain {name!r}") from None
+    function = getattr(module, name, None)
     if not callable(function):
-        raise ValueError(f"{module_name} has no function {function_name!r}")
+        raise ValueError(f"{module_name} has no function {name!r}")
     return function
 
 
-def _closest(name: str, names: list[str]) -> str:
+def search_working_directory() -> None:
+    """Search the working directory last for modules."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
+def suggestion(name: str, names: list[str]) -> str:
     """Return a suggestion for an unknown name. The name of an algorithm or an environment gives all its recipes."""
     plain = re.sub(r"-v\d+$", "", name.replace("_", "-").lower())
-    parts = [recipe for recipe in names if recipe.startswith(f"{plain}-") or recipe.endswith(f"-{plain}")]
+    parts = [one for one in names if one.startswith(f"{plain}-") or one.endswith(f"-{plain}")]
     near = [plain] if plain in names else parts or difflib.get_close_matches(plain, names, 1)
-    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"the recipes are {', '.join(names)}."
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else f"choose one of {', '.join(names)}."
 
 
 def describe(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import tyro
 
+from rein.cli.experiment import Experiment
 from rein.cli.rebuild import (
     Described,
     agent_of,
@@ -35,7 +36,7 @@ def export(
     run: tyro.conf.Positional[str],
     to: tuple[str, ...],
     agent: int | None = None,
-    environment: str | None = None,
+    env: str | None = None,
     author: str | None = None,
     description: str | None = None,
 ) -> None:
@@ -49,7 +50,7 @@ def export(
             `--to minari cartpole/ppo-v0`. It is written to the folder in MINARI_DATASETS_PATH, by default
             ~/.minari/datasets.
         agent: for Minari, number of an agent of multi-agent worlds (0 to A - 1). Default: the episodes of all agents.
-        environment: my_module:make, a function that returns the environment or the loop of the run. Needed only if
+        env: my_module:make, a function that returns the environment or the loop of the run. Needed only if
             the files of the run cannot describe the environment, whose spaces are exported to Minari, or the agent.
         author: author of the dataset.
         description: description of the dataset.
@@ -57,12 +58,12 @@ def export(
     kind = to[0]
     names = to[1:]
     if kind == "minari" and len(names) == 1:
-        _export_episodes(run, names[0], agent, environment, author, description)
+        _export_episodes(run, names[0], agent, env, author, description)
     elif kind in _POLICIES and len(names) <= 1:
         for name, value in {"agent": agent, "author": author, "description": description}.items():
             if value is not None:
                 raise ValueError(f"--{name} has no effect with --to {kind}; remove it")
-        _export_policy(Path(run).expanduser(), kind, names, environment)
+        _export_policy(Path(run).expanduser(), kind, names, env)
     else:
         raise ValueError(
             f"--to {' '.join(to)}: give minari and the id of a dataset, such as --to minari cartpole/ppo-v0, or "
@@ -77,8 +78,8 @@ def _export_policy(run: Path, kind: str, names: Sequence[str], named: str | None
     if path.suffix != f".{kind}":
         raise ValueError(f"--to {kind} {path}: the name of the file must end in .{kind}")
     described = None if folder is None else Described.of(folder)
-    made = None if named is None else made_by(named)
-    agent = agent_of(saved, described, made, "cpu", "rein export RUN --to onnx", f'rein.export(agent, "policy.{kind}")')
+    made = None if named is None else made_by(described or Described(run, {}), named)
+    agent = agent_of(saved, described, made, "cpu", "export", f'rein.export(agent, "policy.{kind}")')
     metrics: Any = (look(saved.path) or {}).get("metrics")
     mean_return = metrics.get("evaluation_return") if isinstance(metrics, Mapping) else None
     policies.export(
@@ -91,10 +92,10 @@ def _export_policy(run: Path, kind: str, names: Sequence[str], named: str | None
 
 
 def _export_episodes(
-    run: str, dataset_id: str, agent: int | None, environment: str | None, author: str | None, description: str | None
+    run: str, dataset_id: str, agent: int | None, env: str | None, author: str | None, description: str | None
 ) -> None:
     stored = open_run(run)
-    made = environment_of(stored, environment)
+    made = environment_of(stored, Experiment(None, env), command="export")
     try:
         spaces = (made.single_observation_space, made.single_action_space)
         spec = spec_of(made)

@@ -22,7 +22,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column, Table
 
 from rein.cli import END_WITH_PARENT
-from rein.cli.arguments import several, source
+from rein.cli.arguments import named, several, source
+from rein.cli.experiment import Experiment
 from rein.cli.plans import CONFIG, Plan, Recipe, flags_of, free_folder, make_plan, take, usual_folder
 from rein.cli.terminal import say
 from rein.files import make_folder
@@ -271,16 +272,16 @@ class Display:
             say(f"{job.label}: {', '.join([job.status, *job.progress])}{error}")
 
 
-def train_seeds(name: str, words: Sequence[str], before: Recipe | None, origin: Sequence[str]) -> None:
-    """Run `rein train NAME --seeds SEEDS`: a run for each seed, each in its own process.
+def train_seeds(experiment: Experiment, words: Sequence[str], before: Recipe | None, origin: Sequence[str]) -> None:
+    """Run `rein train ... --seeds SEEDS`: a run for each seed, each in its own process.
 
-    `words` are the words after the name, without `origin`, the words that name the file from which `before` was read.
+    `words` do not include those that name the experiment, and `origin`, the file from which `before` was read.
     """
-    plan = make_plan(name, words, before, also=(source, several))
+    plan = make_plan(experiment, words, before, also=(named, source, several))
     seeds = parse_seeds(plan.options["seeds"])
     for option in ("seed", "store"):
         if option not in plan.parameters:
-            raise ValueError(f"--seeds: {name} has no parameter `{option}`")
+            raise ValueError(f"--seeds: {plan.name} has no parameter `{option}`")
     if "--seed" in plan.flags and (before is None or "--seed" in flags_of(words)):
         raise ValueError("--seeds and --seed: give one of the two")
     at_most = count_processes(plan, len(seeds))
@@ -297,14 +298,14 @@ def train_seeds(name: str, words: Sequence[str], before: Recipe | None, origin: 
         for seed in seeds:
             run = folder / f"seed-{seed}"
             changed = ["--seed", str(seed), "--run", str(run), "--quiet"]
-            jobs.append(Job(f"seed {seed}", run, ["train", name, *rest, *same, *changed], limit_of(plan)))
+            jobs.append(Job(f"seed {seed}", run, ["train", *experiment.words, *rest, *same, *changed], limit_of(plan)))
         stopped = run_jobs(iter(jobs), at_most, Display(len(jobs), quiet=plan.options["quiet"]))
     say(_table(jobs))
     for line in _summary(jobs):
         say(line)
     if stopped is not None:
-        once_more = ["rein", "train", name, *rest, *origin, "--seeds", plan.options["seeds"], "--run", str(folder)]
-        say(f"continue with: {shlex.join([*once_more, '--resume'])}")
+        same = ["--seeds", plan.options["seeds"], "--run", str(folder), "--resume"]
+        say(f"continue with: {shlex.join(['rein', 'train', *experiment.words, *rest, *origin, *same])}")
         raise SystemExit(128 + stopped)
     if any(job.columns for job in jobs):
         say(f"plot: rein plot {shlex.quote(str(folder))}/seed-*")

@@ -1,7 +1,8 @@
-"""Plan of a run or a sweep: a recipe and its options, from the command line, a TOML file or the `run.json` of a run."""
+"""Plan of a run or a sweep: what it trains and all options, from the command line, a TOML file or a `run.json`."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import itertools
 import json
@@ -18,7 +19,8 @@ import attrs
 import numpy as np
 
 from rein.cli.arguments import LIMITS, check_options, common, parse_options
-from rein.cli.catalog import find, recipe_names
+from rein.cli.catalog import recipe_names
+from rein.cli.experiment import Experiment
 from rein.errors import StoreError, refuse_unknown
 from rein.files import check_depth, followed, read_file, read_json
 from rein.foreign_names import written
@@ -32,8 +34,11 @@ _RANGE = re.compile(r"(?P<log>log:)?(?P<low>[^|]+?)\.\.(?P<high>[^|]+)")
 _LIMIT_FLAGS = [written(limit, True) for limit in LIMITS]
 _MOST_THREADS = max(64, os.cpu_count() or 1)
 _ONLY_TYPED = ("run", "resume", "quiet", "debug")  # options that a file cannot set
+_NAMES = ("env", "agent")
+_NOTHING = Experiment()
+_TABLES = {"environment": {"id": "env"}, "agent": {"name": "agent"}, "training": {}}  # of a TOML file, with their names
 # Options of commands, which do not describe a run. A recipe may have options of the same names.
-_NOT_RECORDED = (*_ONLY_TYPED, "config", "like", "seeds", "jobs", "param", "trials", "metric", "prune")
+_NOT_RECORDED = (*_ONLY_TYPED, *_NAMES, "config", "like", "seeds", "jobs", "param", "trials", "metric", "prune")
 _MOST_BYTES = 64 << 10  # of a TOML file
 _MOST_DOTS = 256  # in a line, because the parser takes quadratic time and memory for a dotted key
 _MOST_LEVELS = 16  # of tables and lists
@@ -44,24 +49,24 @@ _MOST_CHARACTERS = 8192
 
 @attrs.frozen
 class Recipe:
-    """Part of a loop that records the name of its recipe, all option values and the flags of the user."""
+    """Part of a loop that records what is trained, all option values and the flags of the user."""
 
-    name: str
+    experiment: Experiment
     options: Mapping[str, Any]
     flags: list[str] = attrs.field(factory=list)
     source: str = "run.json"  # file that contains the options
 
     @property
     def config(self) -> dict[str, Any]:
-        """Name, options and flags as JSON, without options that JSON cannot express, such as schedules."""
+        """Names, options and flags as JSON, without options that JSON cannot express, such as schedules."""
         options = {key: str(value) if isinstance(value, Path) else value for key, value in self.options.items()}
         options = {key: value for key, value in options.items() if _is_json(value)}
         options = {key: list(value) if isinstance(value, tuple) else value for key, value in options.items()}
-        return {"name": self.name, "options": options, "given": list(dict.fromkeys(self.flags))}
+        return {**self.experiment.config, "options": options, "given": list(dict.fromkeys(self.flags))}
 
     @property
     def toml(self) -> bytes:
-        """Name and options as TOML that `read_config` accepts.
+        """Names and options as TOML that `read_config` accepts.
 
         Limits without a flag, `epochs` or `env_steps`, are left out, because a limit in a file counts as a flag, and so
         are options that `param` sets.
@@ -69,9 +74,26 @@ class Recipe:
         options = self.config["options"]
         left_out = {name for name in LIMITS if written(name, True) not in self.flags}
         left_out |= {text.partition("=")[0].strip().replace("-", "_") for text in options.get("param", ())}
-        options = {name: value for name, value in options.items() if name not in left_out}
-        lines = [f"{name} = {_toml(value)}\n" for name, value in {"recipe": self.name, **options}.items()]
-        return "".join(lines).encode(errors="replace")
+        names = self.experiment.config
+        tables: dict[str, dict[str, Any]] = {
+            table: {key: names[name] for key, name in keys.items() if name in names} for table, keys in _TABLES.items()
+        }
+        table_of = tables_of(self.experiment.function)
+        for name, value in options.items():
+            if name not in left_out:
+                tables[table_of.get(name, "training")][name] = value
+        parts = {"": {} if "env" in names else {"recipe": names["name"]}, **tables}
+        texts = [f"[{table}]\n" * bool(table) + _lines(values) for table, values in parts.items() if values]
+        return "\n".join(texts).encode(errors="replace")
+
+
+def tables_of(function: Callable[..., Any]) -> Mapping[str, str]:
+    """Return the table of a TOML file, "environment" or "agent", for options of the parts of a recipe."""
+    return getattr(function, "tables", {})
+
+
+def _lines(values: Mapping[str, Any]) -> str:
+    return "".join(f"{name} = {_toml(value)}\n" for name, value in values.items())
 
 
 def _is_json(value: Any) -> bool:
@@ -81,7 +103,7 @@ def _is_json(value: Any) -> bool:
 
 
 def _toml(value: Any) -> str:
-    """Return a value of a flat table as TOML, which has no None: it is written as the text on the command line."""
+    """Return a value of a table as TOML, which has no None: it is written as the text on the command line."""
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, float):
@@ -90,102 +112,128 @@ def _toml(value: Any) -> str:
     return text.replace("\x7f", "\\u007f")  # TOML has no other rules for texts than JSON
 
 
-def read_run(path: Path, named: str | None = None, command: str = "resume") -> Recipe:
-    """Return the recipe of the run in a folder, with the options in its `run.json`.
+def read_run(path: Path, typed: Experiment = _NOTHING, command: str = "resume") -> Recipe:
+    """Return what the run in a folder trained, with the options in its `run.json`.
 
     `command` is the command that uses it. Raises StoreError if `run.json` cannot be read or has no recipe. Raises
-    ValueError if the recipe is not one of rein's and the user has not `named` it.
+    ValueError if the run needs code that is not part of rein, and the user has not `typed` its name.
     """
     file = path / "run.json"
     purpose = "resumed" if command == "resume" else "repeated"
     try:
         config = read_json(file)["parts"]["recipe"]["config"]
-        name, options, flags = config["name"], config["options"], config["given"]
-        if not (isinstance(name, str) and isinstance(options, dict) and isinstance(flags, list)):
-            raise TypeError("expected a name, options and flags")
+        stored, options, flags = Experiment.of(config), config["options"], config["given"]
+        if not (isinstance(options, dict) and isinstance(flags, list)):
+            raise TypeError("expected options and flags")
     except OSError as error:
         raise StoreError(f"{file}: cannot be read, so the run cannot be {purpose}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         why = f"does not name the recipe of the run; the run can be {purpose} in Python"
         raise StoreError(f"{file}: {why}: {error}") from error
-    if named is None:
-        quoted = shlex.quote(str(path))
-        words = f"{quoted} my_module:make_loop" if command == "resume" else f"my_module:make_loop --like {quoted}"
-        _refuse_code(file, name, f"rein {command} {words}")
-    return Recipe(named or name, options, [flag for flag in flags if isinstance(flag, str)])
+    quoted = shlex.quote(str(path))
+    usage = (f"rein resume {quoted}", "") if command == "resume" else (f"rein {command}", f" --like {quoted}")
+    experiment = stored.completed(typed, file, *usage)
+    return Recipe(experiment, options, [flag for flag in flags if isinstance(flag, str)])
 
 
-def read_config(path: Path, named: str | None = None, command: str = "train") -> Recipe:
-    """Read a configuration file. The recipe is the `named` one, or that of the file, which must be one of rein's.
+def read_config(path: Path, typed: Experiment = _NOTHING, command: str = "train") -> Recipe:
+    """Read a configuration file. What the user has `typed` replaces the recipe, the environment or the agent in it.
 
-    Raises OSError or ValueError if the file cannot be read, is not TOML or names no recipe, and TypeError for an
-    unknown option.
+    Raises OSError or ValueError if the file cannot be read, is not TOML, or names code that is not part of rein, and
+    TypeError for an unknown option.
     """
-    options = _read_toml(path)
-    name = options.pop("recipe", None)
-    if named is None:
-        if not isinstance(name, str):
-            advice = 'add a line such as recipe = "cartpole", or name it before --config'
-            raise ValueError(f"{path}: names no recipe; {advice}")
-        _refuse_code(path, name, f"rein {command} my_module:make_loop --config {path}")
-    recipe = find(named or name)
-    if typed := [written(option, True) for option in _ONLY_TYPED if option in options]:
-        raise ValueError(f"{path}: {typed[0]} can only be given on the command line")
-    names = {*inspect.signature(recipe).parameters, *inspect.signature(common).parameters, "param"}
-    refuse_unknown(str(path), options, names - {"store", *_ONLY_TYPED})
-    return Recipe(named or name, options, [written(option, True) for option in options], str(path))
+    options, table_of = _read_toml(path)
+    names = {key: options.pop(key) for key in ("recipe", *_NAMES) if key in options}
+    if wrong := [key for key, name in names.items() if not isinstance(name, str)]:
+        raise ValueError(f"{path}: {wrong[0]} must be a text, got {names[wrong[0]]!r:.80}")
+    if "recipe" in names and len(names) > 1:
+        raise ValueError(f"{path}: names the recipe {names['recipe']!r:.80} and an environment or an agent; remove one")
+    experiment = Experiment(**names).completed(typed, path, f"rein {command}", f" --config {shlex.quote(str(path))}")
+    experiment.check(f'{path}: names no recipe; add a line such as recipe = "cartpole", or name it before --config')
+    if typed_only := [written(option, True) for option in _ONLY_TYPED if option in options]:
+        raise ValueError(f"{path}: {typed_only[0]} can only be given on the command line")
+    function = experiment.function
+    accepted = {*inspect.signature(function).parameters, *inspect.signature(common).parameters, "param"}
+    refuse_unknown(str(path), options, accepted - {"store", *_ONLY_TYPED})
+    right = tables_of(function)
+    if wrong := [name for name in options if table_of[name] != right.get(name, "training")]:
+        raise ValueError(f"{path}: {wrong[0]} belongs in [{right.get(wrong[0], 'training')}]")
+    return Recipe(experiment, options, [written(option, True) for option in options], str(path))
 
 
-def read_source(words: list[str], named: str | None, command: str) -> tuple[Recipe | None, list[str]]:
-    """Remove `--config FILE` or `--like RUN` from `words`. Returns the options there, and the removed words."""
+def read_source(words: list[str], command: str) -> tuple[Experiment, Recipe | None, list[str]]:
+    """Remove the recipe, or `--env` and `--agent`, and `--config FILE` or `--like RUN` from `words`.
+
+    Returns what is trained, the options in the file or the run, and the words that name the file or the run.
+    """
+    typed = take_names(words)
     file = take(words, "--config")
     run = take(words, "--like")
     if file is not None and run is not None:
         raise ValueError(f"rein {command} --config {file} --like {run}: give one of the two")
     if file is not None:
-        return read_config(Path(file).expanduser(), named, command), ["--config", file]
+        before = read_config(Path(file).expanduser(), typed, command)
+        return before.experiment, before, ["--config", file]
     if run is not None:
-        return read_run(Path(run).expanduser(), named, command), ["--like", run]
-    return None, []
+        before = read_run(Path(run).expanduser(), typed, command)
+        return before.experiment, before, ["--like", run]
+    typed.check(f"rein {command}: name a recipe ({', '.join(recipe_names())}) or my_module:make_loop")
+    return typed, None, []
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    """Return the options in a TOML file by their names in Python."""
+def take_names(words: list[str]) -> Experiment:
+    """Remove the recipe, which comes first, or `--env` and `--agent` from `words` and return them."""
+    recipe = words.pop(0) if words and not words[0].startswith("-") else None
+    typed = Experiment(recipe, take(words, "--env"), take(words, "--agent"))
+    if recipe is not None and (typed.env or typed.agent):
+        raise ValueError(f"{recipe}, {typed.env or typed.agent}: give either a recipe, or --env and --agent")
+    missing = [name for name in _NAMES if getattr(typed, name) is None]
+    for name in missing if len(missing) == 1 else []:
+        if wrong := difflib.get_close_matches(f"--{name}", flags_of(words), 1, cutoff=0.8):
+            raise ValueError(f"there is no option {wrong[0]}; did you mean --{name}?")
+    return typed
+
+
+def _read_toml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the options in a TOML file by their names in Python, and the table of each."""
     try:
         text = read_file(followed(path), _MOST_BYTES).decode()
         if max(line.count(".") for line in text.split("\n")) > _MOST_DOTS:
             raise ValueError(f"a line has more than {_MOST_DOTS} dots")
-        table = tomllib.loads(text)
-        check_depth(table, _MOST_LEVELS)
+        content = tomllib.loads(text)
+        check_depth(content, _MOST_LEVELS)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: is not a TOML file of options: {error}") from error
-    options: dict[str, Any] = {}
-    for name, value in table.items():
-        if (option := name.replace("-", "_")) in options:
-            raise ValueError(f"{path}: {option} is given twice, also as {option.replace('_', '-')}; remove one of them")
-        options[option] = value
-    return options
-
-
-def _refuse_code(file: Path, name: str, command: str) -> None:
-    """Raise ValueError if the recipe `name` in a file is not one of rein's. `command` names it on the command line."""
-    if name.replace("_", "-") not in recipe_names():
-        raise ValueError(
-            f"{file}: the recipe {name!r:.200} is not part of rein, and its code is not run because a file names it; "
-            f"name it on the command line: {command}"
-        )
+    options: dict[str, Any] = {name: content.pop(name) for name in ("recipe",) if name in content}
+    table_of: dict[str, str] = {}
+    for table, values in content.items():
+        if table not in _TABLES or not isinstance(values, dict):
+            tables = ", ".join(f"[{name}]" for name in _TABLES)
+            raise ValueError(f"{path}: {table} is not in a table; the tables of options are {tables}")
+        for name, value in values.items():
+            option = _TABLES[table].get(name) or name.replace("-", "_")
+            if option in options:
+                raise ValueError(f"{path}: {option} is given twice; remove one of them")
+            options[option] = value
+            table_of[option] = table
+    return options, table_of
 
 
 @attrs.frozen
 class Plan:
-    """A recipe with all its options, and the flags of the user."""
+    """An experiment with all its options, and the flags of the user."""
 
-    name: str
+    experiment: Experiment
     function: Callable[..., Any]
     options: dict[str, Any]
     flags: list[str]  # on the command line and in the file
     params: Sequence[str] = ()  # options that differ between learners, as in --param
     each: Mapping[str, list[Any]] = attrs.field(factory=dict)  # the values of all learners for these options
+
+    @property
+    def name(self) -> str:
+        """Name for people."""
+        return self.experiment.name
 
     @property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
@@ -198,7 +246,7 @@ class Plan:
         own = self.parameters
         recorded = {key: value for key, value in self.options.items() if key in own or key not in _NOT_RECORDED}
         recorded |= {"param": list(self.params)} if self.params else {}
-        return Recipe(self.name, recorded, self.flags)
+        return Recipe(self.experiment, recorded, self.flags)
 
     @property
     def env_steps(self) -> int | None:
@@ -207,18 +255,18 @@ class Plan:
 
 
 def make_plan(
-    name: str,
+    experiment: Experiment,
     words: Sequence[str],
     before: Recipe | None = None,
     command: str = "train",
     also: Sequence[Callable[..., None]] = (),
 ) -> Plan:
-    """Parse `words` as options of the recipe `name`. The other options are those of `before`, read from a file.
+    """Parse `words` as options of the experiment. The other options are those of `before`, read from a file.
 
     If `words` contain a limit (epochs or env steps), the limits of `before` do not apply. `also` declares further
     options of the command.
     """
-    function = find(name)
+    function = experiment.function
     words = list(words)
     own = inspect.signature(function).parameters
     params = take_all(words, "--param")
@@ -234,14 +282,14 @@ def make_plan(
             params = _params_of(before)
             file = before.source
             param_flags = flags
-    options = parse_options(function, f"rein {command} {name}", words, **stored, also=also)
-    _check(name, options, own)
+    options = parse_options(function, shlex.join(["rein", command, *experiment.words]), words, **stored, also=also)
+    _check(experiment.name, options, own)
     if options.get("learners", 1) != 1 and "--stop-when-solved" not in flags and "stop_when_solved" in own:
         options["stop_when_solved"] = False  # the mean of all learners does not tell whether one is solved
     if not params:
-        return Plan(name, function, options, flags)
-    each = _values_of_learners(params, function, options, lambda more: make_plan(name, more), param_flags, file)
-    return Plan(name, function, options, flags, params, each)
+        return Plan(experiment, function, options, flags)
+    each = _values_of_learners(params, function, options, lambda more: make_plan(experiment, more), param_flags, file)
+    return Plan(experiment, function, options, flags, params, each)
 
 
 def call_recipe(plan: Plan, **arguments: Any) -> Any:
@@ -431,7 +479,7 @@ def words_of(params: Mapping[str, Any]) -> list[str]:
 
 def usual_folder(name: str) -> Path:
     """Return the folder of a run without `--run`."""
-    return Path("runs") / name.replace(":", "-")
+    return Path("runs") / re.sub("[:/]", "-", name)
 
 
 def free_folder(path: Path) -> Path:

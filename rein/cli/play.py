@@ -17,6 +17,7 @@ from rich.table import Table
 from torch import Tensor
 
 from rein.cli.arguments import parse_arguments
+from rein.cli.experiment import Experiment
 from rein.cli.rebuild import Described, agent_of, environment_of, made_by
 from rein.cli.run_folder import plain
 from rein.cli.terminal import say
@@ -61,7 +62,8 @@ def evaluate(
     video: Path | None = None,
     render: Literal["human"] | None = None,
     fps: float | None = None,
-    environment: str | None = None,
+    env: str | None = None,
+    agent: str | None = None,
     learner: int | None = None,
 ) -> None:
     """Evaluate the agent of a run on new episodes and print statistics of returns and lengths.
@@ -81,8 +83,9 @@ def evaluate(
         render: show the episodes in a window. Only for environments of Gymnasium, which are built with
             `render_mode="human"`.
         fps: frames per second of the videos. Default: the frame rate of the environment, or 30.
-        environment: my_module:make, a function that returns environments or the loop of the run. Needed only if
-            run.json cannot describe the environment; environments of rein, Gymnasium and recipes do not need it.
+        env: Gymnasium id, or my_module:make, a function that returns an environment or the loop of the run. Needed only
+            for other environments than those of rein, Gymnasium and recipes.
+        agent: my_module:Class. Needed only if the run was started with such an agent.
         learner: number of the learner of a population to evaluate, from 0. Default: all of them.
     """
     if best is not None and checkpoint is not None:
@@ -97,22 +100,31 @@ def evaluate(
     described = Described.of(run.expanduser())
     folder = inside(run, FOLDER, BEST)
     saved = part_at(checkpoint or (run if best is None else best_file(folder, best or None) or folder))
-    made = None if environment is None else made_by(environment)
+    typed = Experiment(None, env, agent)
+
+    def make() -> Any:
+        count = min(episodes, _TOGETHER) if video is None and render is None else 1  # shows complete episodes
+        mode = render if video is None else "rgb_array"
+        if env is not None:
+            return made_by(described, env, mode, num_envs=count, device=device)
+        return environment_of(described, typed, command="evaluate", num_envs=count, device=device, render_mode=mode)
+
+    made = None if env is None else make()
     itself = f"rein.evaluate(agent.policy(), environment, episodes={episodes})"
-    agent = agent_of(saved, described, made, device, "rein evaluate RUN", itself)
-    learners = _learners(agent, learner)
+    trained = agent_of(saved, described, made, device, "evaluate", itself, typed)
+    learners = _learners(trained, learner)
     if len(learners) > 1 and (video is not None or render is not None):
         raise ValueError(f"{run}: has {len(learners)} learners; choose one with --learner N")
     results: list[Evaluation] = []
     for each in learners:
-        if results and environment is not None:  # new episodes from the seed need a new environment
-            made = made_by(environment)
-        with contextlib.closing(_environment(described, made, episodes, device, video, render, fps)) as played_in:
+        if results or made is None:  # new episodes from the seed need a new environment
+            made = make()
+        with contextlib.closing(_environment(made, video, render, fps)) as played_in:
             played_in.reseed(seed)
             results.append(play_episodes(each.policy(deterministic=deterministic), played_in, episodes))
     mode = "deterministic" if deterministic else "with exploration"
-    say(f"{short(saved.path)}: {getattr(agent, 'env_steps', 0):,} env steps, {mode}, seed {seed}")
-    say(_table(results[0]) if len(results) == 1 else _table_of_learners(agent, results))
+    say(f"{short(saved.path)}: {getattr(trained, 'env_steps', 0):,} env steps, {mode}, seed {seed}")
+    say(_table(results[0]) if len(results) == 1 else _table_of_learners(trained, results))
     if video is not None:
         say(f"videos: {plain(video)}")
 
@@ -136,16 +148,9 @@ def _check_video(video: Path | None, fps: float | None) -> None:
         os.environ.setdefault("MUJOCO_GL", "egl")
 
 
-def _environment(
-    run: Described, made: Any, episodes: int, device: str, video: Path | None, render: str | None, fps: float | None
-) -> Any:
-    """Return the environments. A video or a window uses a single environment, so that it shows complete episodes."""
-    render_mode = render if video is None else "rgb_array"
-    if made is None:
-        count = min(episodes, _TOGETHER) if render_mode is None else 1
-        built = environment_of(run, num_envs=count, device=device, render_mode=render_mode)
-    else:
-        built = made.parts["environment"] if isinstance(made, Loop) else made
+def _environment(made: Any, video: Path | None, render: str | None, fps: float | None) -> Any:
+    """Return the environments, which may be those of a loop, with a recorder if there is a folder for videos."""
+    built = made.parts["environment"] if isinstance(made, Loop) else made
     if render is not None:
         _check_window(built)
     return built if video is None else RecordVideo(built, video, fps=fps)
@@ -202,7 +207,7 @@ def replay_episodes(
     episode: tuple[int, ...],
     video: Path | None = None,
     fps: float | None = None,
-    environment: str | None = None,
+    env: str | None = None,
 ) -> None:
     """Replay stored episodes of a run, and print whether observations and rewards agree bit by bit.
 
@@ -213,8 +218,8 @@ def replay_episodes(
         episode: numbers of the episodes.
         video: video file of the episode, with one frame per step: .mp4, .mkv, .mov or .avi.
         fps: frames per second of the video. Default: the frame rate of the environment, or 30.
-        environment: my_module:make, a function that returns environments or a loop that has them. Needed only if
-            run.json cannot describe the environment; environments of rein, Gymnasium and recipes do not need it.
+        env: Gymnasium id, or my_module:make, a function that returns an environment or the loop of the run. Needed only
+            for other environments than those of rein, Gymnasium and recipes.
     """
     if not episode:
         raise ValueError("--episode: give the numbers of one or more episodes")
@@ -224,7 +229,7 @@ def replay_episodes(
     stored = open_run(run)
     target = None if video is None else absolute(video)
     episodes = [stored.episode(number) for number in episode]
-    built = environment_of(stored, environment, render_mode=None if video is None else "rgb_array")
+    built = environment_of(stored, Experiment(None, env), render_mode=None if video is None else "rgb_array")
     with contextlib.closing(built):
         if target is None:
             results = replay(built, episodes, run=stored)

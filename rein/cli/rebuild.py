@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ import attrs
 
 import rein.envs
 from rein.cli.arguments import check_options
-from rein.cli.catalog import find, recipe_names
+from rein.cli.catalog import is_recipe
+from rein.cli.experiment import Experiment, environment_maker
 from rein.cli.plans import Recipe, call_recipe, make_plan
 from rein.envs.gymnasium.adapter import rebuild
 from rein.errors import CheckpointError, StoreError
-from rein.files import read_json
+from rein.files import read_json, short
 from rein.loop import Loop
 from rein.store.checkpoint_file import Checkpoint
 from rein.store.loading import put
@@ -38,6 +40,7 @@ _ADAPTERS = (
 NOT_REBUILT = tuple(f"rein.envs.{name}" for name in ("base", "gymnasium", "host", "jax", "pettingzoo", "tensors"))
 _FILMING = "rein.envs.wrappers.record_video.RecordVideo"
 _DEEPEST = 20  # maximum number of nested wrappers
+_NOTHING = Experiment()
 
 
 class _NotOurs(Exception):
@@ -63,63 +66,97 @@ class Described:
 
 
 def environment_of(
-    run: Run | Described, named: str | None = None, *, render_mode: str | None = None, **replaced: Any
+    run: Run | Described,
+    typed: Experiment = _NOTHING,
+    *,
+    command: str = "replay",
+    render_mode: str | None = None,
+    **replaced: Any,
 ) -> Any:
     """Build the environments of a run, by default as many as were stored.
 
     Args:
         run: the run.
-        named: `module:function` that returns the environments, or a loop that has them.
+        typed: environment that the user has typed: a Gymnasium id, or `module:function`, which returns the environments
+            or a loop that has them.
+        command: command of the user.
         render_mode: how Gymnasium environments render: "rgb_array" for videos, or "human" for a window.
         replaced: `num_envs` and `device`, which replace those of the run.
 
     Raises:
-        ValueError: If `run.json` does not describe the environments and `named` is None.
+        ValueError: If `run.json` does not describe the environments and the user has not typed one.
     """
-    if named is not None:
-        made = made_by(named)
+    replaced = {"num_envs": num_envs_of(run), **replaced}
+    if typed.env is not None:
+        made = made_by(run, typed.env, render_mode, **replaced)
         return made.parts["environment"] if isinstance(made, Loop) else made
     try:
-        return _built(_part(run, "environment"), {"num_envs": num_envs_of(run), **replaced}, render_mode)
+        return _built(_part(run, "environment"), replaced, render_mode)
     except _NotOurs as reason:
         why = str(reason)
-    loop = recipe_loop(run, **replaced)
+    stored = _experiment(run)
+    if stored is not None and stored.env is not None:  # the agent is not needed
+        stored = Experiment(env=stored.env).completed(typed, *_usage(run, command))
+    loop = recipe_loop(run, typed, command, **replaced)
     if loop is None:
-        raise ValueError(f"{run.path}: {why}; name a function that returns it: --environment my_module:make")
+        raise ValueError(f"{run.path}: {why}; name a function that returns it: --env my_module:make")
     return loop.parts["environment"]
 
 
-def recipe_loop(run: Run | Described, **replaced: Any) -> Loop | None:
+def recipe_loop(
+    run: Run | Described, typed: Experiment = _NOTHING, command: str = "replay", **replaced: Any
+) -> Loop | None:
     """Build the loop of the run's recipe, without a store. Returns None if the recipe is not one of rein's.
 
-    Options in `replaced` replace those of the file.
+    Options in `replaced` replace those of the file. Raises ValueError if the run trained an environment or an agent
+    that is not part of rein, and the user has not `typed` its name.
     """
-    config = _part(run, "recipe")["config"]
-    name, options = config.get("name"), config.get("options")
-    if not (isinstance(name, str) and name.replace("_", "-") in recipe_names() and isinstance(options, Mapping)):
+    stored = _experiment(run)
+    options = _part(run, "recipe")["config"].get("options")
+    if stored is None or not isinstance(options, Mapping) or (stored.recipe and not is_recipe(stored.recipe)):
         return None
-    recipe = find(name)
-    if "data" in inspect.signature(recipe).parameters:  # such a recipe would read or record another run
+    experiment = stored.completed(typed, *_usage(run, command))
+    if "data" in inspect.signature(experiment.function).parameters:  # would read or record another run
         return None
     learners = max(1, learners) if isinstance(learners := options.get("learners", 1), int) else 1
     options = {**options, "num_envs": max(1, num_envs_of(run) // learners), **replaced}
     if "worlds" in options:  # their number is that of the recipe
         del options["num_envs"]
-    return call_recipe(make_plan(name, [], Recipe(name, options)))
+    return call_recipe(make_plan(experiment, [], Recipe(experiment, options)))
 
 
-def agent_of(saved: Checkpoint, run: Described | None, made: Any, device: str, command: str, otherwise: str) -> Any:
+def _experiment(run: Run | Described) -> Experiment | None:
+    """Return what the run trained, by its names; None if it was not started from the command line."""
+    try:
+        return Experiment.of(_part(run, "recipe")["config"])
+    except (KeyError, TypeError):
+        return None
+
+
+def _usage(run: Run | Described, command: str) -> tuple[Path, str]:
+    return run.path / "run.json", f"rein {command} {shlex.quote(str(short(run.path)))}"
+
+
+def agent_of(
+    saved: Checkpoint,
+    run: Described | None,
+    made: Any,
+    device: str,
+    command: str,
+    otherwise: str,
+    typed: Experiment = _NOTHING,
+) -> Any:
     """Return the agent of a checkpoint, rebuilt from its file or taken from the loop of the user or the recipe.
 
-    `command` and `otherwise` are the command and the Python code that an error message suggests.
+    `command` is the command of the user, and `otherwise` Python code that an error message suggests.
     """
     try:
         return rebuilt(saved, {"device": device})
     except CheckpointError as error:
         why = error
-    loop = made if isinstance(made, Loop) else None if run is None else recipe_loop(run, device=device)
+    loop = made if isinstance(made, Loop) else None if run is None else recipe_loop(run, typed, command, device=device)
     if loop is None:
-        option = f"give a function that returns the loop of the run: {command} --environment my_module:make_loop"
+        option = f"give a function that returns the loop of the run: rein {command} RUN --env my_module:make_loop"
         raise CheckpointError(f"{why} and {otherwise}; or {option}")
     put(loop.parts["agent"], saved)
     return loop.parts["agent"]
@@ -146,22 +183,39 @@ def part_type(run: Run | Described, name: str) -> str:
     return _part(run, name)["type"]
 
 
-def made_by(named: str) -> Any:
-    """Call the function that the user named. Returns its environments, or its loop if that has environments.
+def made_by(run: Run | Described, env: str, render_mode: str | None = None, **options: Any) -> Any:
+    """Return the environments that the user has typed, or the loop that a function of the user returns.
 
-    Raises ValueError if the function does not exist, and TypeError if it returns something else.
+    Environments have the options of the run, and `options` where they accept them. Raises ValueError if a function does
+    not exist, and TypeError if it returns something else.
     """
-    if ":" not in named:
-        raise ValueError(f"--environment {named}: give a function that returns environments, such as my_module:make")
-    made = find(named)()
+    maker = environment_maker(env)
+    source = maker.args[0] if isinstance(maker, functools.partial) else None
+    if callable(source):
+        made = source()
+        if hasattr(made, "apply_action") or not hasattr(made, "step"):  # not an environment of Gymnasium
+            _check_made(env, made)
+            return made
+        made.close()
+    accepted = inspect.signature(maker).parameters
+    stored = _part(run, "recipe")["config"].get("options")
+    stored = {name: value for name, value in stored.items() if name in accepted} if isinstance(stored, Mapping) else {}
+    check_options(stored)
+    built = {name: value for name, value in {**stored, **options}.items() if name in accepted}
+    renders = isinstance(source, str) or (source is not None and "render_mode" in inspect.signature(source).parameters)
+    if render_mode is not None and renders:
+        built["render_mode"] = render_mode
+    environment = maker(**built)
+    _check_made(env, environment)
+    return environment
+
+
+def _check_made(env: str, made: Any) -> None:
+    """Raise TypeError unless the user's function has returned environments, or a loop that has them."""
     environment = made.parts.get("environment") if isinstance(made, Loop) else made
     if missing := [name for name in _USED if not hasattr(environment, name)]:
         what = type(made).__name__ if environment is made else f"a loop whose environment is {environment!r:.200}"
-        wrapped = f"rein.envs.gymnasium.GymnasiumEnvironment({named.rpartition(':')[2]}, num_envs=1)"
-        hint = f"; give a function that wraps it: {wrapped}" if hasattr(environment, "step") else ""
-        lacks = f"which is not a rein environment (it lacks {', '.join(missing)})"
-        raise TypeError(f"--environment {named}: returned {what}, {lacks}{hint}")
-    return made
+        raise TypeError(f"--env {env}: returned {what}, which is not an environment (it lacks {', '.join(missing)})")
 
 
 def _part(run: Run | Described, name: str) -> dict[str, Any]:

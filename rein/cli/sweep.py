@@ -21,8 +21,7 @@ import attrs
 import numpy as np
 from rich.table import Table
 
-from rein.cli.arguments import source, sweeping
-from rein.cli.catalog import recipe_names
+from rein.cli.arguments import named, source, sweeping
 from rein.cli.jobs import Display, Job, count_processes, limit_of, run_jobs
 from rein.cli.plans import (
     CONFIG,
@@ -78,11 +77,12 @@ class Sweep:
             words += [] if "--no-stop-when-solved" in self.plan.flags else ["--no-stop-when-solved"]
         words += ["--config", str(self.folder / CONFIG)] if self.before is not None else []
         words += ["--run", str(folder), "--resume", "--quiet"]
-        return Job(f"trial {number}", folder, ["train", self.plan.name, *words], limit_of(self.plan))
+        names = self.plan.experiment.words
+        return Job(f"trial {number}", folder, ["train", *names, *words], limit_of(self.plan))
 
     def config(self, params: Mapping[str, Any]) -> bytes:
         """Return the configuration file of a trial."""
-        return make_plan(self.plan.name, [*self.words, *words_of(params)], self.before).recipe.toml
+        return make_plan(self.plan.experiment, [*self.words, *words_of(params)], self.before).recipe.toml
 
 
 class Search:
@@ -202,11 +202,7 @@ class Search:
 
 def sweep_command(arguments: Sequence[str]) -> None:
     """Run `rein sweep RECIPE`."""
-    words = list(arguments)
-    if not words or (words[0].startswith("-") and not {"--config", "--like"} & {*flags_of(words)}):
-        usage = "rein sweep RECIPE --param NAME=VALUES [--param ...] [--trials N] [options of the recipe]"
-        raise ValueError(f"{usage}: name a recipe ({', '.join(recipe_names())}) or my_module:make_loop")
-    sweep = _parse_sweep(words)
+    sweep = _parse_sweep(arguments)
     optuna = _import_optuna()
     options = sweep.plan.options
     command = shlex.join(["rein", "sweep", *arguments])
@@ -229,8 +225,8 @@ def sweep_command(arguments: Sequence[str]) -> None:
         if best is not None:
             write_whole(sweep.folder / BEST, sweep.config(best.params))
     if best is not None:
-        named = f"{sweep.plan.name} " if ":" in sweep.plan.name else ""
-        again = f"rein train {named}--config {shlex.quote(str(sweep.folder / BEST))} --seeds 100-104"
+        names = sweep.plan.experiment.foreign_words
+        again = shlex.join(["rein", "train", *names, "--config", str(sweep.folder / BEST), "--seeds", "100-104"])
         say(f"best: trial {best.number}. Train it with new seeds: {again}")
     if stopped is not None:
         say(f"continue with: {command}")
@@ -242,11 +238,10 @@ def sweep_command(arguments: Sequence[str]) -> None:
 def _parse_sweep(words: Sequence[str]) -> Sweep:
     """Return the sweep that `words` describe. Raises ValueError or TypeError if they do not fit."""
     rest = list(words)
-    named = rest.pop(0) if not rest[0].startswith("-") else None
-    before, _ = read_source(rest, named, "sweep")
-    name = before.name if before is not None else str(named)
+    experiment, before, _ = read_source(rest, "sweep")
+    name = experiment.name
     texts = take_all(rest, "--param")
-    plan = make_plan(name, rest, before, "sweep", (source, sweeping))
+    plan = make_plan(experiment, rest, before, "sweep", (named, source, sweeping))
     if not texts:
         raise ValueError(f"rein sweep {name}: give the values of one option or more, {PARAM_EXAMPLES}")
     if plan.options["resume"]:
@@ -263,7 +258,9 @@ def _parse_sweep(words: Sequence[str]) -> Sweep:
         take(rest, flag)
     rest = [word for word in rest if word not in ("--quiet", "--prune", "--no-prune")]
     names = {*plan.parameters} - {"store"}
-    spaces = [Space.parse(text, names, lambda more: make_plan(name, [*rest, *more], before, "sweep")) for text in texts]
+    spaces = [
+        Space.parse(text, names, lambda more: make_plan(experiment, [*rest, *more], before, "sweep")) for text in texts
+    ]
     refuse_repeated(spaces, flags_of(rest))
     return Sweep(plan, before, rest, spaces, folder)
 

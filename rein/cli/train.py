@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from rein.cli.arguments import several, show_shared_options, source
-from rein.cli.catalog import recipe_names
+from rein.cli.arguments import named, several, show_shared_options, source
 from rein.cli.jobs import train_seeds
 from rein.cli.plans import (
     CONFIG,
@@ -25,6 +24,7 @@ from rein.cli.plans import (
     make_plan,
     read_run,
     read_source,
+    take_names,
     usual_folder,
 )
 from rein.cli.terminal import say
@@ -32,6 +32,7 @@ from rein.episodes.episode_statistics import LEARNER_RETURN
 from rein.errors import CheckpointError
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.interrupts import Interrupts, interrupts
+from rein.handlers.loggers import MlflowLogger, TensorBoardLogger, WandbLogger, attach
 from rein.handlers.output import UNSOLVED, status_of
 from rein.handlers.progress import progress
 from rein.handlers.run_files import describe
@@ -46,23 +47,19 @@ _SECONDS = 30.0  # default time between checkpoints, and so the most that a kill
 
 
 def train_command(words: Sequence[str]) -> None:
-    """Run the recipe that `words` name, with the options in `words` and in the file or run that they name."""
+    """Train what `words` name, with the options in `words` and in the file or run that they name."""
     words = list(words)
-    named = words.pop(0) if words and not words[0].startswith("-") else None
-    before, origin = read_source(words, named, "train")
-    if named is None and before is None:
-        raise ValueError(f"rein train RECIPE: name a recipe ({', '.join(recipe_names())}) or my_module:make_loop")
-    name = before.name if before is not None else str(named)
+    experiment, before, origin = read_source(words, "train")
     if "--seeds" in flags_of(words):
-        train_seeds(name, words, before, origin)
+        train_seeds(experiment, words, before, origin)
     else:
-        _run(make_plan(name, words, before, also=(source, several)), flags_of(words))
+        _run(make_plan(experiment, words, before, also=(named, source, several)), flags_of(words))
 
 
 def resume_command(words: Sequence[str]) -> None:
-    """Resume the run in the folder that `words` name, with the recipe and the options in its `run.json`.
+    """Resume the run in the folder that `words` name, with the options in its `run.json`.
 
-    A recipe that is not one of rein's must be named after the folder, because `run.json` never chooses code.
+    A recipe, environment or agent that is not part of rein must be named again: `run.json` never chooses code.
     """
     if not words or words[0].startswith("-"):
         raise ValueError(
@@ -72,10 +69,9 @@ def resume_command(words: Sequence[str]) -> None:
     run, *options = words
     if {"-h", "--help"} & {*options} and not Path(run).exists():  # with a run, --help lists its options
         show_shared_options("resume")
-    named = options.pop(0) if options and not options[0].startswith("-") else None
-    recipe = read_run(Path(run).expanduser(), named)
+    recipe = read_run(Path(run).expanduser(), take_names(options))
     options += ["--run", run, "--resume"]
-    _run(make_plan(recipe.name, options, recipe, "resume"), flags_of(options))
+    _run(make_plan(recipe.experiment, options, recipe, "resume", also=(named,)), flags_of(options))
 
 
 def _run(plan: Plan, flags: Sequence[str]) -> None:
@@ -140,11 +136,28 @@ def _attach_handlers(loop: Loop, plan: Plan, store: HDF5Store | None) -> Interru
         stop_at(loop, env_steps=env_steps)
     if not plan.options["quiet"]:
         progress(loop, description=plan.name, total=env_steps)
+    for name in plan.options["log"]:
+        _attach_logger(loop, name, plan.name, store)
     saver = None
     if store is not None:
         period = {"every": _SECONDS, "unit": "seconds"} if every is None else {"every": every}
         saver = checkpoint(loop, store, **period)
     return interrupts(loop, saver, force_after=0.7)
+
+
+def _attach_logger(loop: Loop, name: str, title: str, store: HDF5Store | None) -> None:
+    """Log metrics to the tool of this name. Raises ImportError if it is not installed."""
+    if store is None:
+        raise ValueError(f"--log {name}: {title} has no parameter `store`, so the run has no folder for it")
+    run = store.path
+    if name == "tensorboard":
+        attach(loop, TensorBoardLogger(run / "tensorboard"))
+    elif name == "wandb":
+        earlier = sorted((run / "wandb").glob("*run-*-*"))  # continued by a resumed run
+        same = {"id": earlier[-1].name.rpartition("-")[2], "resume": "allow"} if earlier else {}
+        attach(loop, WandbLogger(project="rein", name=run.name, group=title, dir=run, **same))
+    elif name == "mlflow":
+        attach(loop, MlflowLogger(title, run_name=run.name))
 
 
 def _resume(loop: Loop, store: HDF5Store, flags: Sequence[str]) -> None:

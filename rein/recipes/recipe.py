@@ -263,6 +263,7 @@ def recipe(
         )
         signature = inspect.Signature([store, *parameters.values()], return_annotation=Loop)
         build.per_learner = per_learner  # type: ignore[attr-defined]
+        build.tables = _tables(parameters, make, agent)  # type: ignore[attr-defined]
         build.__signature__ = signature  # type: ignore[attr-defined]
         build.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
         text = inspect.getdoc(function) or function.__name__
@@ -270,6 +271,12 @@ def recipe(
         return build
 
     return decorate
+
+
+def _tables(names: Collection[str], environment: Callable[..., Any], agent: type[Any]) -> dict[str, str]:
+    """Return the part, "environment" or "agent", to which options belong. Options of the run are left out."""
+    parts = {"environment": _environment_options(environment), "agent": {**_agent_options(agent), **EPSILON}}
+    return {name: part for part, options in parts.items() for name in options if name in names and name not in RUN}
 
 
 def _find_agent(call: Callable[[Builder], Loop], builder: _LearnerBuilder) -> _Agent:

@@ -15,6 +15,7 @@ import pytest
 from rein.cli import main
 from rein.cli.arguments import parse_options
 from rein.cli.catalog import find, recipe_names
+from rein.cli.experiment import Experiment
 from rein.cli.plans import Recipe, read_config
 
 TRAIN = ["train", "gridworld", "--quiet", "--epochs", "1", "--num-envs", "4"]
@@ -68,32 +69,40 @@ def test_like_uses_the_options_of_a_run():
 def test_resumed_run_updates_its_config():
     main([*TRAIN, "--run", "first"])
     main(["resume", "first", "--quiet", "--epochs", "2"])
-    assert tomllib.loads(Path("first/config.toml").read_text())["epochs"] == 2
+    assert tomllib.loads(Path("first/config.toml").read_text())["training"]["epochs"] == 2
 
 
 def test_command_line_overrides_the_file():
-    Path("mine.toml").write_text('recipe = "gridworld"\nlearning_rate = 0.125\nnum-envs = 2\nepochs = 1\n')
+    Path("mine.toml").write_text(
+        'recipe = "gridworld"\nenvironment.num-envs = 2\n[agent]\nlearning_rate = 0.125\n[training]\nepochs = 1\n'
+    )
     main(["train", "--config", "mine.toml", "--num-envs", "4", "--quiet"])
     found = options_of("runs/gridworld")
     assert (found["learning_rate"], found["num_envs"], found["epochs"]) == (0.125, 4, 1)
 
 
 def test_limit_on_the_command_line_replaces_the_limit_of_the_file(capsys):
-    Path("mine.toml").write_text("epochs = 1\nnum_envs = 4\n")
+    Path("mine.toml").write_text("training.epochs = 1\nenvironment.num_envs = 4\n")
     words = ["--config=mine.toml", "--env-steps", "200", "--no-stop-when-solved", "--quiet"]
     main(["train", "gridworld", *words])
     assert "env_steps has reached 200" in capsys.readouterr().out
 
 
 def test_limit_that_was_not_given_is_not_in_the_file():
-    recipe = Recipe("pong", {"env_steps": 10, "epochs": 3, "gamma": 0.5}, ["--epochs"])
-    assert tomllib.loads(recipe.toml.decode()) == {"recipe": "pong", "epochs": 3, "gamma": 0.5}
+    recipe = Recipe(Experiment("pong"), {"env_steps": 10, "epochs": 3, "gamma": 0.5}, ["--epochs"])
+    assert tomllib.loads(recipe.toml.decode()) == {
+        "recipe": "pong",
+        "agent": {"gamma": 0.5},
+        "training": {"epochs": 3},
+    }
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_config_of_each_recipe_is_accepted(name):
     options = parse_options(find(name), f"rein train {name}", [])
-    Path("mine.toml").write_bytes(Recipe(name, {**options, "quiet": None, "debug": None, "resume": None}).toml)
+    Path("mine.toml").write_bytes(
+        Recipe(Experiment(name), {**options, "quiet": None, "debug": None, "resume": None}).toml
+    )
     text = Path("mine.toml").read_text()
     Path("mine.toml").write_text("".join(f"{line}\n" for line in text.splitlines() if '= "None"' not in line))
     before = read_config(Path("mine.toml"))
@@ -102,8 +111,8 @@ def test_config_of_each_recipe_is_accepted(name):
 
 def test_values_survive_the_file():
     values = {"a": 1, "b": 1e-05, "c": 1e20, "d": True, "e": 'a "b"\\\n\x7fü', "f": [], "g": [1, [2.5]], "h": -math.inf}
-    found = tomllib.loads(Recipe("x", values).toml.decode())
-    assert found == {"recipe": "x", **values}
+    found = tomllib.loads(Recipe(Experiment("my_recipes:mine"), values).toml.decode())
+    assert found == {"recipe": "my_recipes:mine", "training": values}
 
 
 def test_none_replaces_a_default_that_is_a_number():
@@ -113,7 +122,7 @@ def test_none_replaces_a_default_that_is_a_number():
 
 
 @pytest.mark.parametrize(
-    ("text", "keyword"),
+    ("text", "keyword"),  # a text without a table is in [agent]
     [
         ("learning_rat = 1.0", "did you mean learning_rate?"),
         ("lr = 1.0", "use learning_rate"),
@@ -121,29 +130,32 @@ def test_none_replaces_a_default_that_is_a_number():
         ('run = "elsewhere"', "--run"),
         ('learning_rate = "fast"', "learning_rate='fast'"),
         ("learning_rate = [1.0]", "not accepted"),
-        ("num_envs = 100000000", "more than"),
-        ('device = "/dev/sda"', "paths"),
-        ("[agent]\ngamma = 1.0", "no option agent"),
+        ("[environment]\nnum_envs = 100000000", "more than"),
+        ('[training]\ndevice = "/dev/sda"', "paths"),
+        ("[agents]\ngamma = 1.0", "tables of options"),
+        ("num_envs = 4", "belongs in [environment]"),
+        ("[training]\ngamma = 0.5", "belongs in [agent]"),
         ("gamma = ", "TOML"),
         ("gamma = " + "[" * 5_000, "TOML"),
         ("gamma = 5.0", "from 0 to 1"),
         ("a" + ".a" * 30_000 + " = 1", "256 dots"),
         ("gamma = " + "{a = " * 20 + "1" + "}" * 20, "16 levels"),
-        ("num_envs = 0x" + "f" * 20_000, "80,000 bits"),
+        ("[environment]\nnum_envs = 0x" + "f" * 20_000, "80,000 bits"),
         ("# comment\n" * 7_000, "at most 65,536 are read"),
         ("learning_rate = 0.1\nlearning-rate = 0.2", "learning_rate is given twice"),
         ("learning-rate = 0.1\nlearning_rate = 0.2", "learning_rate is given twice"),
     ],
 )
 def test_invalid_file_is_refused_in_one_line(text, keyword, capsys):
-    Path("mine.toml").write_text(f'recipe = "gridworld"\n{text}\n')
+    table = "" if text.startswith("[") else "[agent]\n"
+    Path("mine.toml").write_text(f'recipe = "gridworld"\n{table}{text}\n')
     assert keyword in error_of(["train", "--config", "mine.toml"], capsys)
     assert not Path("runs/gridworld").exists()
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs pipes")
 def test_config_is_a_file_or_a_link_to_one(work_folder, capsys):
-    Path("mine.toml").write_text('recipe = "gridworld"\ngamma = 0.5\n')
+    Path("mine.toml").write_text('recipe = "gridworld"\nagent.gamma = 0.5\n')
     Path("link.toml").symlink_to("mine.toml")
     assert read_config(Path("link.toml")).options == {"gamma": 0.5}
     os.mkfifo("pipe.toml")
@@ -152,7 +164,7 @@ def test_config_is_a_file_or_a_link_to_one(work_folder, capsys):
         assert f"{name}: is " in error_of(["train", "--config", name], capsys)
 
 
-@pytest.mark.parametrize(("text", "keyword"), [("", "names no recipe"), ('recipe = "os:system"', "not part of rein")])
+@pytest.mark.parametrize(("text", "keyword"), [("", "add a line"), ('recipe = "os:system"', "not part of rein")])
 def test_file_must_name_a_recipe_of_rein(text, keyword, capsys):
     Path("odd.toml").write_text(f"{text}\n")
     assert keyword in error_of(["train", "--config", "odd.toml"], capsys)
@@ -160,7 +172,7 @@ def test_file_must_name_a_recipe_of_rein(text, keyword, capsys):
 
 def test_recipe_of_the_user_must_be_named_on_the_command_line(capsys):
     main(["train", "my_recipes:mine", "--quiet", "--run", "first", "--gamma", "0.5"])
-    assert "rein train my_module:make_loop --like first" in error_of(["train", "--like", "first"], capsys)
+    assert "rein train my_recipes:mine --like first" in error_of(["train", "--like", "first"], capsys)
     assert "not part of rein" in error_of(["train", "--config", "first/config.toml"], capsys)
     main(["train", "my_recipes:mine", "--like", "first", "--quiet", "--run", "second"])
     main(["train", "my_recipes:mine", "--config", "first/config.toml", "--quiet", "--run", "third"])

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gymnasium
 import pytest
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
@@ -30,10 +29,6 @@ def make_loop(kind: type[PPO] = Mine, store: rein.HDF5Store | None = None) -> re
 
 def make_environment() -> CartPole:
     return CartPole(2, max_episode_steps=5)
-
-
-class Foreign(gymnasium.Env):
-    """Gymnasium environment without a wrapper."""
 
 
 def make_number() -> int:
@@ -142,13 +137,13 @@ def test_environment_option_builds_a_custom_agent(work_folder, capsys):
     path = train(work_folder / "mine", Mine)
     error = error_of(capsys, path)
     assert "is not an agent of rein. Build the agent as before, and use rein.load(agent, path) and rein.eva" in error
-    assert "--environment my_module:make_loop" in error
-    shown = output_of(capsys, path, "--environment", "mine:make_loop", "--episodes", 4)
+    assert "--env my_module:make_loop" in error
+    shown = output_of(capsys, path, "--env", "mine:make_loop", "--episodes", 4)
     assert "epoch-000003.h5: 384 env steps" in shown
 
 
 def test_environment_option_replaces_the_environment(run, capsys):
-    shown = output_of(capsys, run, "--environment", "mine:make_environment", "--episodes", 4)
+    shown = output_of(capsys, run, "--env", "mine:make_environment", "--episodes", 4)
     assert "episodes  4, 4 of them truncated" in shown
     assert "length    mean 5, standard deviation 0, from 5 to 5" in shown
 
@@ -156,15 +151,13 @@ def test_environment_option_replaces_the_environment(run, capsys):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("Foreign", "returned Foreign, which is not a rein environment (it lacks num_envs, episode_seeds, reseed,"),
-        ("Foreign", "give a function that wraps it: rein.envs.gymnasium.GymnasiumEnvironment(Foreign,"),
-        ("make_number", "returned int, which is not a rein environment (it lacks num_envs,"),
-        ("make_loop_without", "returned a loop whose environment is None, which is not a rein environment (it lacks"),
+        ("make_number", "returned int, which is not an environment (it lacks num_envs,"),
+        ("make_loop_without", "returned a loop whose environment is None, which is not an environment (it lacks"),
     ],
 )
 def test_environment_option_of_wrong_type_raises(run, capsys, name, text):
-    error = error_of(capsys, run, "--environment", f"mine:{name}")
-    assert error.startswith(f"rein: --environment mine:{name}: returned ")
+    error = error_of(capsys, run, "--env", f"mine:{name}")
+    assert error.startswith(f"rein: --env mine:{name}: returned ")
     assert text in error
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import rein
 from rein.cli import main
+from rein.cli.experiment import Experiment
 from rein.cli.plans import Recipe, make_plan, read_run
 from rein.integrations.learning_curves import Learners, draw_learners, read_columns, read_learners
 from rein.integrations.plot import make_figure
@@ -21,7 +22,7 @@ TRAIN = ["train", "cartpole", "--num-envs", "4", "--iterations", "16", "--miniba
 
 def each(*params: str, learners: int = 5, **options: Any) -> Any:
     words = [word for text in params for word in ("--param", text)]
-    return make_plan("cartpole", ["--learners", str(learners), *words], **options).each
+    return make_plan(Experiment("cartpole"), ["--learners", str(learners), *words], **options).each
 
 
 def agents_of(run: Path) -> list[dict[str, Any]]:
@@ -73,16 +74,16 @@ def test_mistake_is_explained(words: list[str], word: str, tmp_path: Path, capsy
 @pytest.mark.parametrize("param", [["clip=0.1..0.3", 1], "clip=0.1..0.3", ["activation=/etc/a|tanh"], ["clip=\x07"]])
 def test_values_from_a_file_are_checked(param: Any) -> None:
     with pytest.raises(ValueError, match=r"param|activation|clip"):
-        make_plan("cartpole", [], Recipe("cartpole", {"learners": 2, "param": param}))
+        make_plan(Experiment("cartpole"), [], Recipe(Experiment("cartpole"), {"learners": 2, "param": param}))
 
 
 def test_value_for_an_option_that_differs_in_the_file_raises() -> None:
-    before = Recipe("cartpole", {"learners": 2, "param": ["clip=0.1..0.3"], "clip": 0.2}, [])
-    assert make_plan("cartpole", [], before).each == {"clip": [0.1, 0.3]}
+    before = Recipe(Experiment("cartpole"), {"learners": 2, "param": ["clip=0.1..0.3"], "clip": 0.2}, [])
+    assert make_plan(Experiment("cartpole"), [], before).each == {"clip": [0.1, 0.3]}
     with pytest.raises(ValueError, match=r"clip in run\.json: .* twice"):
-        make_plan("cartpole", ["--clip", "0.2"], before)
+        make_plan(Experiment("cartpole"), ["--clip", "0.2"], before)
     with pytest.raises(ValueError, match=r"clip in run\.json: .* twice"):
-        make_plan("cartpole", [], attrs.evolve(before, flags=["--clip"]))
+        make_plan(Experiment("cartpole"), [], attrs.evolve(before, flags=["--clip"]))
 
 
 def test_population_run_resumes_with_its_values(tmp_path: Path, capsys: Any) -> None:
@@ -102,9 +103,11 @@ def test_population_run_resumes_with_its_values(tmp_path: Path, capsys: Any) -> 
 
 
 def test_learners_run_their_whole_budget_unless_the_user_decides() -> None:
-    assert make_plan("cartpole", ["--learners", "2"]).options["stop_when_solved"] is False
-    assert make_plan("cartpole", ["--learners", "2", "--stop-when-solved"]).options["stop_when_solved"] is True
-    assert make_plan("cartpole", []).options["stop_when_solved"] is True
+    assert make_plan(Experiment("cartpole"), ["--learners", "2"]).options["stop_when_solved"] is False
+    assert (
+        make_plan(Experiment("cartpole"), ["--learners", "2", "--stop-when-solved"]).options["stop_when_solved"] is True
+    )
+    assert make_plan(Experiment("cartpole"), []).options["stop_when_solved"] is True
 
 
 def test_recorded_recipe_has_the_texts_and_single_values(tmp_path: Path) -> None:

@@ -423,7 +423,7 @@ def test_file_cannot_choose_code(change: Any, cartpole: rein.Run, tmp_path: Path
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     run = rein.open_run(edited(cartpole, tmp_path / "run", change))
-    with pytest.raises(ValueError, match="--environment my_module:make"):
+    with pytest.raises(ValueError, match="--env my_module:make"):
         environment_of(run)
 
 
@@ -455,7 +455,7 @@ def test_environment_option_names_a_function(
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "the_module", raising=False)
     with pytest.raises(SystemExit) as ended:
-        main(["replay", str(cartpole.path), "--episode", "1", "--environment", "the_module:make"])
+        main(["replay", str(cartpole.path), "--episode", "1", "--env", "the_module:make"])
     assert ended.value.code == 0
     assert "agree bit by bit" in capsys.readouterr().out
 

@@ -14,6 +14,7 @@ import pytest
 
 import rein
 from rein.cli import main
+from rein.cli.experiment import Experiment
 from rein.cli.plans import Recipe
 from rein.store.checkpoint_file import read_checkpoint
 
@@ -51,7 +52,7 @@ def test_resume_extends_a_finished_run_with_its_options(work_folder, capsys):
 
 def test_options_without_json_form_are_not_recorded():
     options = {"a": 1, "sizes": (1, 2), "path": Path("x"), "odd": object(), "several": [1, object()], "none": None}
-    config = Recipe("name", options, ["--a", "--a"]).config
+    config = Recipe(Experiment("name"), options, ["--a", "--a"]).config
     assert config == {
         "name": "name",
         "options": {"a": 1, "sizes": [1, 2], "path": "x", "none": None},

@@ -89,7 +89,7 @@ def test_resume_continues_and_adds_seeds(work_folder):
 
 
 def test_options_of_a_file_hold_for_all_seeds(work_folder):
-    Path("mine.toml").write_text('recipe = "gridworld"\ngamma = 0.5\nepochs = 1\nseed = 7\n')
+    Path("mine.toml").write_text('recipe = "gridworld"\nagent.gamma = 0.5\n[training]\nepochs = 1\nseed = 7\n')
     main(["train", "--config", "mine.toml", "--seeds", "0-1"])
     found = [options_of(f"runs/gridworld/seed-{seed}") for seed in (0, 1)]
     assert [(options["gamma"], options["epochs"], options["seed"]) for options in found] == [(0.5, 1, 0), (0.5, 1, 1)]

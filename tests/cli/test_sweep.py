@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from rein.cli import main
+from rein.cli.experiment import Experiment
 from rein.cli.jobs import Display, Job
 from rein.cli.plans import Plan, Space, make_plan
 
@@ -26,7 +27,7 @@ OPTIONS = {"learning_rate", "hidden", "num_envs", "normalize_observation", "acti
 
 
 def check(words: list[str]) -> Plan:
-    return make_plan("cartpole", words, None, "sweep")
+    return make_plan(Experiment("cartpole"), words, None, "sweep")
 
 
 @pytest.mark.parametrize(
@@ -115,8 +116,8 @@ def test_best_trial_is_written_and_accepted_by_train(scores, capsys):
     assert [line.split()[:2] for line in lines[:3]] == [["trial", "episode_return_100"], ["1", "3"], ["0", "1"]]
     assert "2 completed, 1 failed" in lines[3]
     found = best()
-    assert 1e-3 <= found["learning_rate"] <= 1.0
-    assert (found["gamma"] in (0.5, 0.75), found["epochs"], found["stop_when_solved"]) == (True, 10, False)
+    assert 1e-3 <= found["agent"]["learning_rate"] <= 1.0 and found["agent"]["gamma"] in (0.5, 0.75)
+    assert (found["training"]["epochs"], found["training"]["stop_when_solved"]) == (10, False)
     main(["train", "--config", "runs/gridworld-sweep/best.toml", "--epochs", "1", "--num-envs", "2", "--quiet"])
 
 

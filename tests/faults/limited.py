@@ -29,6 +29,7 @@ import rein.cli.run_folder
 import rein.cli.train
 import rein.store.format.state_codec
 from rein.cli import main as command
+from rein.cli.experiment import Experiment
 from rein.cli.plans import Recipe
 from rein.errors import ReinError
 from rein.handlers.run_files import describe
@@ -46,7 +47,7 @@ def made(folder: Path) -> Path:
     """Return the folder of a new run."""
     store = rein.HDF5Store(folder / "run", max_epochs=1)
     loop = gridworld(store, num_envs=4, iterations=20, epochs=2, stop_when_solved=False)
-    loop.own("recipe", Recipe("cartpole", {}, []))
+    loop.own("recipe", Recipe(Experiment("cartpole"), {}, []))
     describe(loop, store)
     loop.run()
     store.close()
@@ -72,7 +73,7 @@ def configurations(folder: Path) -> Iterator[Case]:
     }
     for number, (name, text) in enumerate(texts.items()):
         file = folder / f"{number}.toml"
-        file.write_text(f'recipe = "cartpole"\n{text}\n')
+        file.write_text(f'recipe = "cartpole"\n[agent]\n{text}\n')
         yield name, cli("train", "--config", file)
     os.mkfifo(folder / "pipe.toml")
     (folder / "link.toml").symlink_to("/dev/zero")

@@ -21,6 +21,7 @@ import pytest
 import rein
 import rein.cli.run_folder
 from rein.cli import main
+from rein.cli.experiment import Experiment
 from rein.cli.plans import Recipe
 from rein.handlers.checkpoint import checkpoint
 from rein.handlers.run_files import describe
@@ -56,7 +57,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("base") / "run"
     store = rein.HDF5Store(path, max_epochs=1)
     loop = gridworld(store, num_envs=4, iterations=20, epochs=3, stop_when_solved=False)
-    loop.own("recipe", Recipe("gridworld", {"num_envs": 4, "iterations": 20, "stop_when_solved": False}, []))
+    loop.own(
+        "recipe", Recipe(Experiment("gridworld"), {"num_envs": 4, "iterations": 20, "stop_when_solved": False}, [])
+    )
     describe(loop, store)
     checkpoint(loop, store, keep_best=("episode_return", "max"))
 
@@ -347,7 +350,7 @@ def test_custom_recipe_is_resumed_by_name(tmp_path, monkeypatch, capsys):
     main(["train", "custom_recipe:make_loop", "--run", "run", "--num-envs", "8", "--quiet"])
     with pytest.raises(SystemExit):
         main(["resume", "run", "--epochs", "3"])
-    assert "rein resume run my_module:make_loop" in capsys.readouterr().err
+    assert "rein resume run custom_recipe:make_loop" in capsys.readouterr().err
     main(["resume", "run", "custom_recipe:make_loop", "--epochs", "3", "--quiet"])
     assert rein.open_run("run").epochs["number"].tolist() == [1, 2, 3]
     assert sys.path[-1] == str(tmp_path)  # searched last

@@ -241,7 +241,7 @@ def rebuild(config: Mapping[str, Any], num_envs: int, *, render_mode: str | None
     if mode != AutoresetMode.DISABLED.value:
         raise ValueError(f"the vector environment resets its episodes itself (autoreset mode {mode!r})")
     name, options, info = config.get("id"), config.get("make_kwargs"), config.get("info")
-    if not isinstance(name, str) or not _is_known(name):
+    if not isinstance(name, str) or not is_built_in(name):
         raise ValueError(f"{name!r} is not a built-in environment of Gymnasium")
     options = options if isinstance(options, Mapping) else {}
     for key, value in options.items():
@@ -260,7 +260,8 @@ def _camera(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {"camera_name": "track"} if of_mujoco and options.get("camera_id") is None else {}
 
 
-def _is_known(name: str) -> bool:
+def is_built_in(name: str) -> bool:
+    """Return whether an id is one of Gymnasium's own environments or of Atari."""
     if _ATARI.fullmatch(name):
         return True
     spec = gymnasium.registry.get(name)
