@@ -109,7 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _end_with_parent() -> None:
     """End this process as SIGTERM does, which saves its run, when the pipe from the parent process closes."""
     os.read(0, 1)
-    os.kill(os.getpid(), signal.SIGTERM)
+    if sys.platform == "win32":  # where os.kill does not call the handler
+        signal.raise_signal(signal.SIGTERM)
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _text_of(error: Exception) -> str:
