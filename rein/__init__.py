@@ -5,6 +5,6 @@ The public names are in `__init__.pyi`. Each is imported when it is first used.
 
 from rein import lazy
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 lazy.export(__name__)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import rein
 from tests.docs.pages import ROOT, python_of
 
 
@@ -51,6 +52,12 @@ def test_wheel_has_package_with_type_information(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"rein/__init__.py", "rein/__init__.pyi", "rein/py.typed"} <= names
     assert not [name for name in names if name.startswith(("tests/", "docs/", "examples/"))]
+
+
+def test_version_is_the_same_in_all_files(wheel: Path) -> None:
+    assert wheel.name.startswith(f"rein_rl-{rein.__version__}-")
+    assert f"\nversion: {rein.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## [{rein.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.slow

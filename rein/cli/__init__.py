@@ -23,30 +23,38 @@ from rein.foreign_names import COMMANDS
 USAGE = """\
 usage: rein COMMAND ...
 
-  rein train --env ID --agent NAME [options]
-                                  train an agent in an environment, such as --env CartPole-v1 --agent ppo
-  rein train RECIPE [options]     train a recipe, or a loop returned by your function: my_module:make_loop
-  rein train RECIPE --help        list the options of a recipe
-  rein train --config FILE        train with the recipe and the options in a TOML file, such as the config.toml of a run
-  rein train RECIPE --seeds 0-9   train several seeds in parallel processes, and summarize them
-  rein sweep RECIPE --param ...   search for good options of a recipe with Optuna
-  rein resume PATH [options]      continue a run with the options in its run.json; for a custom recipe, name the
-                                  function again: rein resume PATH my_module:make_loop
-  rein evaluate RUN [--best]      evaluate the agent of a run on new episodes
-  rein list                       list the recipes
-  rein runs [FOLDER]              list the runs in a folder with their status, return and options
-  rein show PATH                  summarize a run or one of its files
-  rein plot RUN [RUN ...]         plot learning curves, fields of an episode, or paths and values on the Gridworld
-  rein replay RUN --episode N     replay stored episodes and compare them; --video records one
-  rein view PATH                  open a run, or one of its files, in H5Web
-  rein verify PATH                check a run, or one of its files, for damage
-  rein compact RUN NEW            copy a run to a folder with fewer, larger trajectory files
-  rein export RUN --to onnx       export the policy of a run to ONNX, torch.export (pt2) or safetensors
-  rein export RUN --to minari ID  export the episodes of a run as a Minari dataset
-  rein doctor                     show versions and optional packages, and test training and its files
-  rein --version                  show the version
+  rein train --env ID --agent NAME
+                                 train an agent in an environment, such as
+                                 --env CartPole-v1 --agent ppo
+  rein train RECIPE [options]    train a recipe, or a loop that your function
+                                 returns: my_module:make_loop
+  rein train RECIPE --help       list the options of a recipe
+  rein train --config FILE       train with the recipe and options of a TOML
+                                 file, such as the config.toml of a run
+  rein train RECIPE --seeds 0-9  train several seeds in parallel processes
+  rein sweep RECIPE --param ...  search for good options with Optuna
+  rein resume RUN [options]      continue a run with its options; name the
+                                 function of a custom recipe again:
+                                 rein resume RUN my_module:make_loop
+  rein evaluate RUN [--best]     evaluate the agent of a run on new episodes
+  rein list                      list the recipes
+  rein runs [FOLDER]             list the runs in a folder
+  rein show PATH                 summarize a run, or one of its files
+  rein plot RUN [RUN ...]        plot learning curves, fields of episodes, or
+                                 paths and values on the Gridworld
+  rein replay RUN --episode N    replay stored episodes; --video records one
+  rein view PATH                 open a run, or one of its files, in H5Web
+  rein verify PATH               check a run, or one of its files, for damage
+  rein compact RUN NEW           copy a run, with fewer and larger files
+  rein export RUN --to onnx      export the policy to ONNX, torch.export (pt2)
+                                 or safetensors
+  rein export RUN --to minari ID export the episodes as a Minari dataset
+  rein doctor                    show versions, and test the installation
+  rein --version                 show the version
+  rein --completion SHELL        print a completion script: bash, zsh or fish
 
-Add --debug to any command to see the traceback of an error.
+rein COMMAND --help lists all options of a command. Add --debug to any command
+to see the traceback of an error.
 """
 
 END_WITH_PARENT = "--end-with-parent"  # first word of a process that ends when the process that started it ends
@@ -67,6 +75,7 @@ _COMMANDS = {  # command -> (module, function); modules are imported when needed
     "export": ("export_run", "export"),
     "doctor": ("doctor", "doctor"),
 }
+_WITHOUT_ARGUMENTS = ("list", "runs", "doctor")  # the other commands show their help if none is given
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -103,7 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _end_with_parent() -> None:
     """End this process as SIGTERM does, which saves its run, when the pipe from the parent process closes."""
     os.read(0, 1)
-    os.kill(os.getpid(), signal.SIGTERM)
+    if sys.platform == "win32":  # where os.kill does not call the handler
+        signal.raise_signal(signal.SIGTERM)
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _text_of(error: Exception) -> str:
@@ -147,8 +159,16 @@ def _run(words: list[str], is_program: bool) -> None:
         say(USAGE, end="")
     elif command == "--version":
         say(f"rein {__version__}")
+    elif command == "--completion":
+        from rein.cli.completion import completion_script
+
+        say(completion_script(rest, list(_COMMANDS), main), end="")
     elif command not in _COMMANDS:
         raise ValueError(f"unknown command {command!r}; {_closest(command)}")
+    elif not rest and command not in _WITHOUT_ARGUMENTS:
+        with contextlib.suppress(SystemExit):
+            _run([command, "--help"], is_program)
+        raise SystemExit(2)  # a script with an empty variable must not succeed
     elif command in ("train", "resume", "sweep") and rest[:1] in (["-h"], ["--help"]):
         from rein.cli.arguments import show_shared_options
 

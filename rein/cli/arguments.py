@@ -8,6 +8,9 @@ import inspect
 import io
 import itertools
 import re
+import shutil
+import sys
+import textwrap
 import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -208,8 +211,9 @@ def parse_arguments(command: Callable[..., Any], program: str, words: Sequence[s
 
 
 def _help_texts(document: str) -> dict[str, str]:
-    """Return the text of each argument in a docstring, with its indented lines."""
-    return dict(re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", document.partition("\nArgs:\n")[2], re.MULTILINE))
+    """Return the text of each argument in a docstring, on one line."""
+    texts = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", document.partition("\nArgs:\n")[2], re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in texts}
 
 
 def _parse(
@@ -236,11 +240,17 @@ def _parse(
     flags = [word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")]
     command = program.removeprefix("rein ")
     errors = io.StringIO()
+    shown = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding, errors="replace")
+    shown.isatty = sys.stdout.isatty  # tyro uses colors on a terminal
     try:
-        with contextlib.redirect_stderr(errors):
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(shown):
             values = tyro.cli(options, prog=program, args=list(words), config=(tyro.conf.OmitArgPrefixes,))
     except SystemExit as ended:
-        if not ended.code:  # after --help
+        if not ended.code:  # after --help, whose description tyro does not wrap
+            width = shutil.get_terminal_size().columns
+            shown.seek(0)
+            for line in shown.read().splitlines():
+                sys.stdout.write(f"{textwrap.fill(line, width) if line[:1].isalpha() else line.rstrip()}\n")
             raise
         names = {
             key for key in signature.parameters if tyro.conf.Positional not in getattr(hints[key], "__metadata__", ())

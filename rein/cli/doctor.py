@@ -40,8 +40,9 @@ def doctor() -> None:
 
     Trains for a second in a temporary folder, and exits with status 1 if that fails.
     """
-    say(_versions())
-    say(_extras())
+    for table in (_versions(), _extras()):
+        say(table)
+        say()
     with tempfile.TemporaryDirectory(prefix="rein-doctor-") as folder:
         for line in check(Path(folder) / "run"):
             say(line)

@@ -156,14 +156,17 @@ def _agent(name: str) -> type[Any]:
     else:
         classes = _agent_classes()
         if _normal(name) not in classes:
-            names = [exported.lower() for exported in classes.values()]
-            raise ValueError(
-                f"--agent {name}: unknown agent; {suggestion(name, names)} For a custom agent use my_module:Class"
-            )
+            nearest = suggestion(name, agent_names())
+            raise ValueError(f"--agent {name}: unknown agent; {nearest} For a custom agent use my_module:Class")
         kind = getattr(rein.agents, classes[_normal(name)])
     if not (inspect.isclass(kind) and issubclass(kind, Agent)):
         raise TypeError(f"--agent {name}: is not a class derived from rein.Agent; train such an agent with rein.train")
     return kind
+
+
+def agent_names() -> list[str]:
+    """Return the names of rein's algorithms for `--agent`."""
+    return sorted(name.lower() for name in _agent_classes().values())
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -13,7 +13,6 @@ from rein.cli.experiment import Experiment
 from rein.cli.rebuild import (
     Described,
     agent_of,
-    environment_name,
     environment_of,
     made_by,
     num_envs_of,
@@ -33,8 +32,8 @@ _POLICIES = tuple(suffix[1:] for suffix in policies.ENCODERS)
 
 
 def export(
-    run: tyro.conf.Positional[str],
-    to: tuple[str, ...],
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
+    to: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FORMAT [PATH|ID]")],
     agent: int | None = None,
     env: str | None = None,
     author: str | None = None,
@@ -85,7 +84,6 @@ def _export_policy(run: Path, kind: str, names: Sequence[str], named: str | None
     policies.export(
         agent,
         path,
-        environment=None if described is None else environment_name(described),
         mean_return=mean_return if isinstance(mean_return, float) and math.isfinite(mean_return) else None,
     )
     say(f"exported the policy of {short(saved.path)} to {short(path)}, with the model card {short(card_path(path))}")

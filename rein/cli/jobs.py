@@ -158,7 +158,7 @@ def run_jobs(
                     stopped = signals.pop(0)
                     display.stop(stopped)
                     for process in running.values():
-                        process.send_signal(stopped)
+                        _stop(process, stopped)
                 for job, process in list(running.items()):
                     job.code = process.poll()  # before the rows are read, so that none is missed
                     job.refresh()
@@ -187,6 +187,15 @@ def _start(job: Job, command: list[str], environment: dict[str, str], signals: l
         return subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
         )
+
+
+def _stop(process: subprocess.Popen[bytes], number: int) -> None:
+    """Let a process save its run and end. Windows cannot send it a signal, but it also ends when its input closes."""
+    if sys.platform == "win32":
+        assert process.stdin is not None
+        process.stdin.close()
+    else:
+        process.send_signal(number)
 
 
 def _end(job: Job, process: subprocess.Popen[bytes], stopped: int | None) -> None:

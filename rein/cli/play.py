@@ -51,7 +51,7 @@ def evaluate_command(arguments: Sequence[str]) -> None:
 
 
 def evaluate(
-    run: Annotated[Path, tyro.conf.Positional],
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
     *,
     best: str | None = None,
     checkpoint: Path | None = None,
@@ -202,7 +202,7 @@ def _statistics(value_E: Tensor) -> str:
 
 
 def replay_episodes(
-    run: Annotated[Path, tyro.conf.Positional],
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
     *,
     episode: tuple[int, ...],
     video: Path | None = None,

@@ -30,7 +30,7 @@ _GRIDWORLD = f"{Gridworld.__module__}.{Gridworld.__qualname__}"
 
 
 def plot(
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")] = (),
     *,
     metric: str | None = None,
     clock: Clock = "env_steps",

@@ -162,17 +162,6 @@ def agent_of(
     return loop.parts["agent"]
 
 
-def environment_name(run: Run | Described) -> str | None:
-    """Return a name of the environment of a run, without its wrappers: a Gymnasium id or the name of a class."""
-    part = _part(run, "environment")
-    for _ in range(_DEEPEST):
-        if "inner" not in part["config"]:
-            break
-        part = _described(part["config"]["inner"])
-    name = part["config"].get("id", part["type"].rpartition(".")[2])
-    return name if isinstance(name, str) and name else None
-
-
 def num_envs_of(run: Run | Described) -> int:
     """Return the number of stored environments, from the shapes of the fields."""
     return next((shape[1] for _, shape in run.fields.values()), 1)

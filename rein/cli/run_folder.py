@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from json import dumps as encode_json
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
-from rein.cli.terminal import printable, say
+from rein.cli.terminal import printable, say, shown_width
 from rein.errors import StoreError
 from rein.files import absolute, followed, inside
 from rein.store.compact import compact
@@ -25,14 +26,18 @@ from rein.store.folder import TRAJECTORIES, kept_by, list_files, parts_of
 from rein.store.format.sealed import verify
 from rein.store.metrics_files import EPOCHS, PLOT, awaits_epoch, keeps_none
 from rein.store.reader import Run, open_run
-from rein.store.runs import NUMBERS, OPTIONS, RunList, differing, list_runs
+from rein.store.runs import RunList, differing, list_runs
 from rein.store.verify import verify_run
 
 _WIDTH = 200  # characters of a text from a file
+_NAMED = 4  # runs with the same reason
 _LAST = 100  # episodes in the statistics of the last returns
 _VIEW_USAGE = """\
-rein view PATH [options]: open the folder of a run, or one of its files, in JupyterLab. Double-click a file to plot it
-with H5Web. Options are passed to jupyter lab: --no-browser, --port=8889"""
+usage: rein view PATH [options]
+
+Open the folder of a run, or one of its files, in JupyterLab. Double-click a
+file to plot it with H5Web. Options are passed to jupyter lab, for example
+--no-browser and --port=8889."""
 _MODULES = ("jupyterlab", "jupyterlab_h5web")
 
 
@@ -133,7 +138,7 @@ def view_command(arguments: Sequence[str]) -> None:
     """Run `rein view PATH`."""
     if not arguments or arguments[0].startswith("-"):
         if {"-h", "--help"} & set(arguments):
-            say(f"usage: {_VIEW_USAGE}")
+            say(_VIEW_USAGE)
             return
         raise ValueError("rein view PATH: give the folder of a run, or one of its files")
     path = absolute(arguments[0])
@@ -215,40 +220,55 @@ def _files_of(count: int, size: int) -> str:
     return f"{count:,} file{'s' * (count != 1)} of {size / 1e6:.1f} MB"
 
 
-def list_runs_in(folder: Annotated[Path, tyro.conf.Positional] = Path("runs")) -> None:
+def list_runs_in(
+    folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER]")] = Path("runs"),
+    *,
+    sort: str | None = None,
+    json: tyro.conf.FlagCreatePairsOff[bool] = False,
+) -> None:
     """List the runs in a folder with their status, return, env steps and duration, and the options that differ.
+
+    A terminal shows the columns that fit. In a pipe, each run is a line of values that are separated by tabs.
 
     Args:
         folder: folder that contains the folders of runs.
+        sort: sort by a column of the table, an option or a metric, the largest first. Default: by path.
+        json: print a JSON list with everything that is known about each run, including all options and last metrics.
     """
     runs = list_runs(folder)
-    if not runs:
+    if sort is not None:
+        runs = runs.sorted_by(sort)
+    width = shown_width()
+    if json:
+        say(encode_json([run.record for run in runs], indent=2))
+    elif not runs:
         say(f"{folder}: no runs")
-        return
-    differ = differing(runs)
-    say(_table_of_runs(runs, differ[:OPTIONS]))
+    elif width is None:
+        columns = [*runs.columns(differing(runs)), ("reason", [" ".join((run.note or "-").split()) for run in runs])]
+        for row in zip(*((heading, *cells) for heading, cells in columns), strict=True):
+            say("\t".join(map(printable, row)))
+    else:
+        _show_runs(runs, width)
+
+
+def _show_runs(runs: RunList, width: int) -> None:
+    """Print the table, the reasons and the totals."""
+    (header, *lines), left_out = runs.table(differing(runs), width)
+    say(f"[bold]{plain(header)}[/bold]", markup=True)
+    say("\n".join(lines))
     say()
+    named: dict[str, list[str]] = {}
     for run in runs:
         if run.note:
-            say(f"{runs.name(run)}: {_shortened(run.note)}")
+            named.setdefault(_shortened(run.note), []).append(runs.name(run))
+    for reason, names in named.items():
+        others = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+        say(printable(f"{', '.join(names[:_NAMED])}{others}: {reason}"))
     counts = Counter(run.status for run in runs)
     totals = ", ".join(f"{count} {status}" for status, count in counts.items())
     say(f"{len(runs)} run{'s' * (len(runs) > 1)}: {totals}")
-    if len(differ) > OPTIONS:
-        say(f"other options that differ: {_shortened(', '.join(differ[OPTIONS:]))}")
-
-
-def _table_of_runs(runs: RunList, options: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    columns = runs.columns(options)
-    for name, _ in columns:
-        if name in ("run", "status", *NUMBERS):
-            table.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True)
-        else:
-            table.add_column(plain(name), overflow="fold", min_width=max(map(len, name.split())))
-    for name, *cells in zip(*(cells for _, cells in columns), strict=True):
-        table.add_row(plain(name), *(plain(_shortened(cell)) for cell in cells))
-    return table
+    if left_out:
+        say(printable(f"columns for a wider terminal: {_shortened(', '.join(left_out))}"))
 
 
 def _shortened(text: str) -> str:

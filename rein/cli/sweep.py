@@ -298,5 +298,5 @@ def _import_optuna() -> Any:
     try:
         import optuna  # pyright: ignore[reportMissingImports]  # optional
     except ImportError as error:
-        raise ImportError("rein sweep needs Optuna: pip install 'rein-rl[sweep]', or pip install optuna") from error
+        raise ImportError("rein sweep needs Optuna: pip install optuna") from error
     return optuna

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+_WIDEST = 10_000  # characters of a line that goes to a pipe or file
 _STYLE = re.compile(r"\x1b\[[0-9;]*m")  # some libraries color their warnings
 
 
@@ -26,7 +29,8 @@ def printable(text: object, keep: str = "") -> str:
 def say(thing: Any = "", *, error: bool = False, end: str = "\n", markup: bool = False) -> None:
     """Print a text, or a rich object such as a table, to standard output or standard error.
 
-    With `markup`, a text is rich markup, whose lines are not wrapped. Escape values from files in it.
+    With `markup`, a text is rich markup, whose lines are not wrapped. Escape values from files in it. If the output is
+    not a terminal, lines of tables are not wrapped either.
     """
     stream: TextIO = sys.stderr if error else sys.stdout
     if isinstance(thing, str) and not markup:
@@ -34,10 +38,21 @@ def say(thing: Any = "", *, error: bool = False, end: str = "\n", markup: bool =
         return
     from rich.console import Console
 
-    console = Console(file=stream)
+    width = shown_width(stream)
+    console = Console(file=stream, width=width or _WIDEST)
     hook: Any = _PlainText()  # rich needs only its one method
     console.push_render_hook(hook)
-    console.print(thing, soft_wrap=markup)
+    with console.capture() as captured:
+        console.print(thing, soft_wrap=markup)
+    lines = captured.get().splitlines()
+    print("\n".join(line.rstrip() for line in lines), file=stream, flush=True)  # rich pads the last column
+
+
+def shown_width(stream: TextIO | None = None) -> int | None:
+    """Return the width of the terminal, or None for a pipe or file. The variable COLUMNS sets the width of both."""
+    if not (stream or sys.stdout).isatty() and "COLUMNS" not in os.environ:
+        return None
+    return shutil.get_terminal_size().columns
 
 
 def restore_terminal() -> None:

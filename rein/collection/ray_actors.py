@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 class RayActors:
     """Collection by Ray actors, which step the environments and select actions with a copy of the agent.
 
-    Requires `pip install "rein-rl[ray]"`. Call `ray.init(address="auto")` first to use a cluster. Otherwise Ray starts
+    Requires `pip install ray`. Call `ray.init(address="auto")` first to use a cluster. Otherwise Ray starts
     on this machine. The environments must come from `rein.make(id_or_factory, num_envs)`, and are built again in the
     actors.
 
@@ -73,7 +73,7 @@ class RayCollector(Collector):
     """Collects fragments of Ray actors. See `RayActors`."""
 
     def __init__(self, agent: Any, environment: Any, options: RayActors) -> None:
-        with optional_import('RayActors needs Ray: pip install "rein-rl[ray]"'):
+        with optional_import("RayActors needs Ray: pip install ray"):
             ray: Any = importlib.import_module("ray")
         worlds, workers = (getattr(environment, name, None) for name in ("worlds", "workers"))
         if not hasattr(environment, "part") or worlds is not None or workers is not None:

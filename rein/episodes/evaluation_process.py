@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rein.envs.host.processes import ending
+from rein.envs.host.processes import ending, refuse_on_windows
 from rein.envs.host.server import dumps, loads
 from rein.envs.host.worker import CloudpickleWrapper
 from rein.episodes.evaluation import Evaluation, evaluate
@@ -57,6 +57,7 @@ class EvaluationProcess:
     """
 
     def __init__(self, policy: Any, environment: Any) -> None:
+        refuse_on_windows("background=True", "background=False")
         if not hasattr(policy, "builder"):
             raise TypeError(
                 f"background=True: the process cannot build {type(policy).__name__}; give a subclass of rein.Agent or "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import logging
+import math
 import multiprocessing
 import os
 import shutil
@@ -154,12 +155,14 @@ def _shortages(path: Path, disk: float, memory: float | None) -> Iterator[str]:
         yield f"the process uses {used / 1e9:.2f} GB of memory, more than the limit of {memory / 1e9:.2f} GB"
 
 
-def resident_bytes() -> int:
-    """Return the resident memory of this process, or its peak on systems that report only that."""
+def resident_bytes() -> float:
+    """Return the resident memory of this process, its peak on macOS, or NaN on Windows."""
     try:
         fields = Path("/proc/self/statm").read_text().split()
     except OSError:
-        import resource
-
+        try:
+            import resource
+        except ImportError:
+            return math.nan
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")

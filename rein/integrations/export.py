@@ -66,7 +66,7 @@ def export(
     Args:
         policy: policy of `agent.policy()` or `rein.load_policy`, or an agent.
         path: file to write.
-        environment: name of the environment, for the model card.
+        environment: name of the environment, for the model card. Default: the environment of the agent, if it is known.
         mean_return: mean return of the policy in an evaluation, for the model card.
 
     Raises:
@@ -95,7 +95,7 @@ def export(
         spaces=(exported.agent.observation_space, exported.agent.action_space),
         inputs={name: exported.inputs[name] for name in sorted(exported.inputs, key=_rank)},
         outputs=exported.outputs,
-        environment=environment,
+        environment=environment or policy._source._environment_name,
         mean_return=mean_return,
     )
     write_whole(card_path(path), model_card(path, about).encode())
@@ -176,7 +176,7 @@ def _refused(agent: Agent, error: Exception) -> ValueError:
 
 
 def _encode_onnx(exported: _Exported) -> bytes:
-    with optional_import('ONNX files need onnx and onnxscript: pip install "rein-rl[export]"'):
+    with optional_import("ONNX files need onnx and onnxscript: pip install onnx onnxscript"):
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     program, log = exported.program(), logging.getLogger("torch.onnx._internal.exporter._registration")

@@ -5,6 +5,7 @@ Shapes: T steps of an epoch, N environments, L transitions of an episode.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import shutil
 import warnings
@@ -17,6 +18,10 @@ import torch
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
+from rein.envs.acrobot import Acrobot
+from rein.envs.cartpole import CartPole
+from rein.envs.mountain_car import MountainCar, MountainCarContinuous
+from rein.envs.pendulum import Pendulum
 from rein.errors import optional_import
 from rein.loop import Loop
 from rein.loop.state import State
@@ -24,6 +29,14 @@ from rein.ops.trees import leaves, map_tree
 from rein.spaces import children
 from rein.spaces.conversion import layout
 from rein.types import Trajectory, Transition, Tree
+
+_ORIGINALS: dict[type, str] = {
+    Acrobot: "Acrobot-v1",
+    CartPole: "CartPole-v1",
+    MountainCar: "MountainCar-v0",
+    MountainCarContinuous: "MountainCarContinuous-v0",
+    Pendulum: "Pendulum-v1",
+}
 
 
 class MinariData:
@@ -214,7 +227,7 @@ def export_minari(
         dataset_id: id of the new dataset.
         observation_space: space of one observation.
         action_space: space of one action.
-        environment: Gymnasium environment to name in the dataset.
+        environment: id or spec of the Gymnasium environment that `dataset.recover_environment()` makes.
         rows: environments (0 to N - 1) whose episodes are exported, such as the rows of one agent of multi-agent
             worlds. By default all.
         **about: arguments of `minari.create_dataset_from_buffers`, such as `author`, `description`, `ref_max_score`.
@@ -312,12 +325,23 @@ def narrowed(space: spaces.Space[Any]) -> spaces.Space[Any]:
     return spaces.Box(low.astype(dtype), high.astype(dtype), shape, dtype)
 
 
-def spec_of(environment: Any) -> str | None:
-    """Return the Gymnasium id of an environment of rein's adapter, or None if the id alone does not define it."""
+def spec_of(environment: Any) -> EnvSpec | None:
+    """Return the Gymnasium spec of an environment, or None if Gymnasium cannot make it, as with a wrapper of rein.
+
+    rein's own versions of Gymnasium's tasks have the spec of the original.
+    """
     config = getattr(environment, "config", {})
-    name = config.get("id")
-    plain = "make_kwargs" in config and not config["make_kwargs"]
-    return name if plain and isinstance(name, str) and name in gymnasium.registry else None
+    name, options = config.get("id"), config.get("make_kwargs")
+    if type(environment) in _ORIGINALS:
+        name, options = _ORIGINALS[type(environment)], {"max_episode_steps": config["max_episode_steps"]}
+    if options is None or not isinstance(name, str) or name not in gymnasium.registry:
+        return None
+    spec, options = copy.deepcopy(gymnasium.registry[name]), dict(options)
+    for option in ("max_episode_steps", "disable_env_checker"):  # arguments of gymnasium.make that are fields of a spec
+        if option in options:
+            setattr(spec, option, options.pop(option))
+    spec.kwargs |= options
+    return spec
 
 
 def _cut(pieces: list[tuple[int, Any]], first: int, last: int) -> Any:

@@ -24,7 +24,7 @@ from rein.store.checkpoint_file import Checkpoint, describe_part, versions
 FORMAT = 1  # incremented when an older rein could not load the file
 _HEADER = 4 << 20  # maximum bytes of names, shapes and description; safetensors takes 30 times as much memory for them
 _TENSORS = 10_000  # maximum number
-_NEEDED = 'safetensors files need safetensors: pip install "rein-rl[export]"'
+_NEEDED = "safetensors files need safetensors: pip install safetensors"
 
 
 def encode_weights(agent: Agent, source: Agent) -> bytes:

@@ -9,6 +9,7 @@ import contextlib
 import math
 import mmap
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple
@@ -41,10 +42,9 @@ def allocate(rows: int, row_bytes: int, storage: str, device: torch.device) -> T
 
 def _mapped(size: int) -> Tensor:
     with tempfile.TemporaryFile(prefix="rein-replay-") as file:
-        free = os.statvfs(file.fileno())
-        if size > free.f_bavail * free.f_frsize:
-            left = free.f_bavail * free.f_frsize
-            raise MemoryError(f"a replay of {size:,} bytes does not fit in {tempfile.gettempdir()}: {left:,} are free")
+        folder = tempfile.gettempdir()
+        if size > (free := shutil.disk_usage(folder).free):
+            raise MemoryError(f"a replay of {size:,} bytes does not fit in {folder}: {free:,} are free")
         if hasattr(os, "posix_fallocate"):  # a disk that fills up later would raise SIGBUS
             os.posix_fallocate(file.fileno(), 0, size)
         else:

@@ -34,7 +34,9 @@ TRAJECTORIES, ASIDE = "trajectories", "aside"
 
 _NAME = re.compile(r"(\d{6,18})-(?:(\d{6,18})|part-(\d{2,9}))\.h5")
 
-fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
+fcntl: Any = None  # on Windows
+with contextlib.suppress(ImportError):
+    fcntl = importlib.import_module("fcntl")
 
 _TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 

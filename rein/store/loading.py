@@ -282,7 +282,8 @@ def part_at(path: str | Path, name: str = "agent") -> Checkpoint:
     if about.get("kind") != "part":
         builds, parts = about.get("builds"), _entry(about, "parts", path)
         state, about = _entry(_entry(state, "parts", path), name, path), _entry(parts, name, path)
-        about = {**about, "build": builds.get(name) if isinstance(builds, Mapping) else None}
+        build = builds.get(name) if isinstance(builds, Mapping) else None
+        about = {**about, "build": build, "environment": parts.get("environment")}
     return Checkpoint(path, state, about)
 
 

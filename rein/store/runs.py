@@ -24,6 +24,7 @@ _EVALUATED = ("return", "length", "success_rate")  # columns of evaluations.csv,
 NUMBERS = ("return", "evaluation", "env steps", "time")  # columns of a table that are aligned to the right
 OPTIONS = 5  # maximum number of options in a table
 CHARACTERS = 40  # of an option in a printed list of runs
+_COLUMNS = {"time": "seconds", "recipe": "name", "recipe_or_agent": "name"}  # of a table -> in a record
 _STATUSES = ("completed", "solved", "halted", "interrupted", "failed")  # that `run.json` can contain
 
 
@@ -65,6 +66,22 @@ class RunSummary:
         """Seconds of running, over all resumes, at the end of the last epoch."""
         return self.metrics.get("seconds", 0.0)
 
+    @property
+    def record(self) -> dict[str, Any]:
+        """Summary as JSON, with null for an unknown return."""
+        returns = {"return": self.mean_return, "evaluation": self.metrics.get("evaluation_return", math.nan)}
+        return {
+            "path": str(self.path),
+            "status": self.status,
+            "reason": self.note,
+            "name": self.name,
+            **{name: None if math.isnan(value) else value for name, value in returns.items()},
+            "env_steps": self.env_steps,
+            "seconds": self.seconds,
+            "options": dict(self.options),
+            "metrics": dict(self.metrics),
+        }
+
 
 class RunList(list[RunSummary]):
     """Summaries of the runs in a folder. Printing it shows a table."""
@@ -99,12 +116,48 @@ class RunList(list[RunSummary]):
         """Return the table as text."""
         if not self:
             return f"no runs in {self.folder}"
-        aligned = []
-        for heading, cells in self.columns(differing(self)[:OPTIONS]):
+        return "\n".join(self.table(differing(self)[:OPTIONS])[0])
+
+    def table(self, options: Sequence[str], width: float = math.inf) -> tuple[list[str], list[str]]:
+        """Return the lines of the table, and the headings of the last columns, which do not fit in `width` characters.
+
+        Run, status and return are always there, and long options are cut.
+        """
+        aligned, left_out, used = [], [], 0
+        for place, (heading, cells) in enumerate(self.columns(options)):
             texts = [_printable(text if heading == "run" else text[:CHARACTERS]) for text in (heading, *cells)]
-            width = max(map(len, texts))
-            aligned.append([text.rjust(width) if heading in NUMBERS else text.ljust(width) for text in texts])
-        return "\n".join("  ".join(row).rstrip() for row in zip(*aligned, strict=True))
+            size = max(map(len, texts))
+            used += size + 2 * (place > 0)
+            if left_out or (used > width and place > 2):
+                left_out.append(heading)
+            else:
+                aligned.append([text.rjust(size) if heading in NUMBERS else text.ljust(size) for text in texts])
+        return ["  ".join(row).rstrip() for row in zip(*aligned, strict=True)], left_out
+
+    def sorted_by(self, column: str) -> RunList:
+        """Return the runs sorted by a column, an option or a metric. Large numbers come first, runs without it last.
+
+        Raises ValueError if no run has it.
+        """
+        name = column.replace("-", "_").replace(" ", "_")
+        values = [_found(run, _COLUMNS.get(name, name)) for run in self]
+        if self and all(value is None for value in values):
+            names = dict.fromkeys(heading.replace(" ", "_") for heading, _ in self.columns(()))
+            raise ValueError(f"no run has a column, option or metric {column!r}; the columns are {', '.join(names)}")
+        order = sorted(range(len(self)), key=lambda place: _order(values[place]))
+        return RunList((self[place] for place in order), self.folder)
+
+
+def _found(run: RunSummary, name: str) -> Any:
+    """Return a value of a run by the name of a column, an option or a metric; None if it has none."""
+    record = {**run.metrics, **{key.removeprefix("agent."): value for key, value in run.options.items()}, **run.options}
+    return (record | run.record).get(name)
+
+
+def _order(value: Any) -> tuple[int, float, str]:
+    if value is None:
+        return 2, 0.0, ""
+    return (0, -float(value), "") if isinstance(value, int | float) else (1, 0.0, _value(value))
 
 
 def _number(value: float) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import rein.agents
 from rein.agents.base.action_noise import AdaptiveExploration, GaussianNoise, OrnsteinUhlenbeck
-from rein.agents.base.agent import Agent
+from rein.agents.base.agent import Agent, environment_name
 from rein.agents.base.network_agent import FACTORIES
 from rein.agents.base.options import options_of
 from rein.agents.base.segments import PrioritizedSegments
@@ -102,6 +102,7 @@ def rebuilt(checkpoint: Checkpoint, options: Mapping[str, Any], load: Callable[[
     if differ := differences({**config, **replaced}, built):
         names = dict.fromkeys(line.split(" ")[0].partition(".")[0] for line in differ)
         raise _refused(checkpoint.path, f"the file cannot describe {', '.join(names)}; pass it to load_agent")
+    agent._environment_name = environment_name(checkpoint.about.get("environment"))
     load(agent, checkpoint)
     return agent
 

@@ -11,6 +11,7 @@ from rein.agents.ppo import PPO
 from rein.cli import main
 from rein.envs.cartpole import CartPole
 from rein.envs.gymnasium import GymnasiumEnvironment
+from rein.integrations.minari import spec_of
 
 
 @pytest.fixture(autouse=True)
@@ -48,11 +49,30 @@ def test_episodic_run_is_exported_completely(tmp_path, capsys):
     assert minari.load_dataset("mine-v0").total_steps == rein.open_run(path).episodes["length"].sum()
 
 
-def test_dataset_names_the_gymnasium_environment(tmp_path):
-    path = train(tmp_path / "run", GymnasiumEnvironment("CartPole-v1", num_envs=2, seed=0))
+@pytest.mark.parametrize(
+    ("make", "name", "steps"),
+    [
+        (lambda: GymnasiumEnvironment("CartPole-v1", num_envs=2, seed=0), "CartPole-v1", 500),
+        (lambda: rein.make("Pendulum-v1", num_envs=2, seed=0, g=9.0, max_episode_steps=30), "Pendulum-v1", 30),
+        (lambda: CartPole(num_envs=2, seed=0, max_episode_steps=20), "CartPole-v1", 20),
+        (lambda: rein.envs.MountainCar(num_envs=2, seed=0, max_episode_steps=9), "MountainCar-v0", 9),
+        (lambda: rein.envs.Acrobot(num_envs=2, seed=0, max_episode_steps=9), "Acrobot-v1", 9),
+    ],
+    ids=["id", "options", "native", "mountain car", "acrobot"],
+)
+def test_dataset_recovers_the_gymnasium_environment(tmp_path, make, name, steps):
+    path = train(tmp_path / "run", make())
     main(["export", str(path), "--to", "minari", "mine-v0"])
-    spec = minari.load_dataset("mine-v0").env_spec
-    assert spec is not None and spec.id == "CartPole-v1"
+    dataset = minari.load_dataset("mine-v0")
+    environment = dataset.recover_environment()
+    assert (environment.spec.id, environment.spec.max_episode_steps) == (name, steps)
+    assert getattr(environment.unwrapped, "g", 9.0) == 9.0
+    assert environment.observation_space == dataset.observation_space
+    assert environment.action_space == dataset.action_space
+
+
+def test_dataset_of_a_changed_environment_names_no_environment():
+    assert spec_of(rein.envs.wrappers.FrameSkip(CartPole(num_envs=2, seed=0), 2)) is None
 
 
 @pytest.mark.parametrize(

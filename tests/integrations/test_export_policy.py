@@ -325,6 +325,17 @@ def test_other_policies_are_refused(tmp_path: Path) -> None:
         rein.export(object(), tmp_path / "policy.pt2")  # type: ignore[arg-type]
 
 
+def test_model_card_names_the_environment_that_the_agent_knows(tmp_path: Path) -> None:
+    environment = rein.envs.wrappers.ScaleReward(rein.make("CartPole-v1", num_envs=2, seed=0), 2.0)
+    agent = rein.PPO(environment, hidden=(8,), seed=0)
+    loop = rein.training_loop(agent, environment, store=tmp_path / "run", epochs=1, iterations=2)
+    rein.checkpoint(loop)
+    loop.run()
+    for policy in (agent, rein.load_policy(tmp_path / "run")):
+        rein.export(policy, tmp_path / "policy.pt2")
+        assert "| environment | CartPole-v1 |" in (tmp_path / "policy.md").read_text()
+
+
 @pytest.mark.parametrize(("suffix", "package"), [("onnx", "onnxscript"), ("safetensors", "safetensors.torch")])
 def test_missing_package_is_named(suffix: str, package: str, tmp_path: Path, monkeypatch: Any) -> None:
     original = builtins.__import__
@@ -335,7 +346,7 @@ def test_missing_package_is_named(suffix: str, package: str, tmp_path: Path, mon
         return original(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"rein-rl\[export\]"):
+    with pytest.raises(ImportError, match=r"pip install (onnx|safetensors)"):
         rein.export(built("PPO", "vector"), tmp_path / f"policy.{suffix}")
 
 

@@ -128,8 +128,9 @@ def test_runs_are_found_in_subfolders_in_natural_order(tmp_path: Path) -> None:
     "content", ["{", "[]", '{"parts": 3}', '{"parts": {"recipe": null}}', '{"parts": {"agent": 1}}', "\0", None]
 )
 def test_damaged_run_does_not_end_the_listing(
-    tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     train(tmp_path / "good", epochs=1)
     (tmp_path / "bad" / "trajectories").mkdir(parents=True)
     if content is not None:
@@ -149,8 +150,9 @@ def test_unknown_status_in_the_file_is_not_shown(tmp_path: Path) -> None:
 
 
 def test_list_of_runs_is_a_table_with_the_options_that_differ(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     for seed in (0, 1):
         train(tmp_path / f"seed-{seed}", seed=seed, epochs=1)
     main(["runs", str(tmp_path)])

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from rein.agents.base.policies import AgentPolicy
     from rein.agents.base.summary import Summary
 
+_MOST_WRAPPERS = 20  # around an environment
 BATCH_SIZE = 64  # of agents with a replay and without the option `batch_size`
 
 
@@ -62,6 +63,21 @@ class _HasOptions:
             """Raise TypeError for unknown options before the constructor runs."""
             refuse_unknown(cls, options)
             return super().__new__(cls)
+
+
+def environment_name(description: Any) -> str | None:
+    """Return the Gymnasium id or the class of an environment, without its wrappers, from its type and configuration."""
+    for _ in range(_MOST_WRAPPERS):
+        match description:
+            case {"config": {"inner": inner}}:
+                description = inner
+            case {"config": {"id": str(name)}}:
+                return name
+            case {"type": str(name)}:
+                return name.rpartition(".")[2]
+            case _:
+                break
+    return None
 
 
 @explain("AGENT_METHODS")
@@ -107,12 +123,15 @@ class Agent(_HasOptions, metaclass=AgentMeta):
             cls.update = _in_training_mode(cls.update)  # type: ignore[method-assign]
 
     def __attrs_post_init__(self) -> None:
+        self._environment_name: str | None = None  # for the model card of an export
         if self.action_space is None and isinstance(self.observation_space, Group):
             _, self.observation_space, self.action_space = self.observation_space
         if self.action_space is None and hasattr(self.observation_space, "single_action_space"):
             environment = self.observation_space
             self.observation_space = environment.single_observation_space
             self.action_space = environment.single_action_space
+            description = {"type": type(environment).__name__, "config": getattr(environment, "config", {})}
+            self._environment_name = environment_name(description)
             if hasattr(environment, "num_envs"):  # not a game, whose number of environments is not known
                 self.check_num_envs(environment.num_envs)
         if hasattr(self.observation_space, "single_action_space"):

@@ -25,7 +25,7 @@ from rein.envs.base.contract import checked_count
 from rein.envs.base.seeding import HostEpisodeSeeds
 from rein.envs.host.block import About, Setup, Stepper, check_alike, check_row_count, rows_of, with_rows
 from rein.envs.host.episode_inputs import ResetOptions, put_actions
-from rein.envs.host.processes import GARBAGE_ADVICE, check_descriptors, check_timeout, ending
+from rein.envs.host.processes import GARBAGE_ADVICE, check_descriptors, check_timeout, ending, refuse_on_windows
 from rein.envs.host.server import Answer, Request, as_arrays, loads
 from rein.envs.host.worker import MOMENT, ProcessWorker, ThreadWorker, wait_for_processes, wait_for_threads
 from rein.errors import WorkerDied, WorkerError, WorkerTimeout, text_of
@@ -118,6 +118,7 @@ class Pool(Stepper):
         self.episode_seeds = seeds.current  # (W,) as of the last received step
         processes = workers.mode == "processes"
         if processes:
+            refuse_on_windows(f"workers={count}", "mode='threads', or no workers")
             check_descriptors(f"workers={count}", count)
         self._bell = queue.SimpleQueue[None]()  # gets an item for each answer of a thread
         self._wait: Callable[[Any, float], list[Any]] = wait_for_processes if processes else wait_for_threads

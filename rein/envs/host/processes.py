@@ -173,6 +173,12 @@ def has_ended(process: Any) -> bool:
     return False
 
 
+def refuse_on_windows(option: str, instead: str) -> None:
+    """Raise ValueError, which names `option`, on Windows, whose pipes cannot be read with a deadline."""
+    if sys.platform == "win32":
+        raise ValueError(f"{option}: this needs Linux or macOS; use {instead}")
+
+
 def check_timeout(timeout: float | None) -> None:
     """Raise ValueError for a timeout that is not above 0, or too long for poll(2)."""
     if timeout is not None and not 0 < timeout <= _LONGEST:
