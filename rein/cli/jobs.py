@@ -205,7 +205,7 @@ def _end(job: Job, process: subprocess.Popen[bytes], stopped: int | None) -> Non
     if job.status == "pruned":
         return
     if job.code == 0:
-        job.status = "solved" if any(line.startswith("solved: ") for line in job.output()) else "finished"
+        job.status = "solved" if any(line.startswith("solved: ") for line in job.output()) else "completed"
     else:  # before its signal handlers are installed, a process dies of the signal
         killed = stopped is not None and job.code is not None and job.code < 0
         job.status = "interrupted" if killed or job.code in _SAVED else "failed"
@@ -318,7 +318,7 @@ def train_seeds(experiment: Experiment, words: Sequence[str], before: Recipe | N
         raise SystemExit(128 + stopped)
     if any(job.columns for job in jobs):
         say(f"plot: rein plot {shlex.quote(str(folder))}/seed-*")
-    if any(job.status not in ("finished", "solved") for job in jobs):
+    if any(job.status not in ("completed", "solved") for job in jobs):
         raise SystemExit(1)
 
 
@@ -359,7 +359,7 @@ def _summary(jobs: Sequence[Job]) -> list[str]:
     """Return lines with the interquartile means of the completed runs, and with the errors of the others."""
     lines: list[str] = []
     for metric in METRICS:
-        scores = [job.score(metric) for job in jobs if job.status in ("finished", "solved")]
+        scores = [job.score(metric) for job in jobs if job.status in ("completed", "solved")]
         scores = [score for score in scores if not math.isnan(score)]
         if scores:
             score_ST = torch.tensor(scores, dtype=torch.float64, device="cpu").unsqueeze(-1)

@@ -29,7 +29,7 @@ def work_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for job in jobs:
             try:
                 main(job.words)
-                job.status = "finished"
+                job.status = "completed"
             except SystemExit:
                 job.status = "failed"
             job.refresh()
@@ -61,7 +61,7 @@ def test_each_seed_has_a_folder_and_a_row(work_folder, capsys):
     assert [options_of(f"runs/gridworld/seed-{seed}")["seed"] for seed in (0, 3)] == [0, 3]
     assert options_of("runs/gridworld/seed-3")["learning_rate"] == 0.25
     shown = capsys.readouterr().out
-    assert re.search(r"^seed 3 .* finished", shown, re.MULTILINE)
+    assert re.search(r"^seed 3 .* completed", shown, re.MULTILINE)
     scores = [
         rein.open_run(f"runs/gridworld/seed-{seed}").epochs["metrics"]["episode_return_100"][-1] for seed in (0, 3)
     ]

@@ -89,7 +89,7 @@ def scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, list[fl
                 job.status = "interrupted"
                 ended(job)
                 return signal.SIGINT
-            job.status = "failed" if not found[number] else "finished"
+            job.status = "failed" if not found[number] else "completed"
             for end in (2, len(found[number])) if found[number] else ():
                 epochs = np.arange(1, end + 1, dtype=np.float64)
                 job.columns = {"epoch": epochs, "env_steps": 100 * epochs}
