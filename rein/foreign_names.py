@@ -134,7 +134,7 @@ AGENT_METHODS: dict[str, str] = {
     ),
     **dict.fromkeys(
         ("predict", "act", "choose_action", "get_action", "compute_single_action"),
-        "agent.policy().select_action(observation)",
+        "agent.policy().predict(observation)",
     ),
     "update": "rein.train(agent, environment, env_steps=100_000), or agent.optimize_model() in a custom loop",
     "get_action_and_value": "agent.select_action(observation)",
@@ -148,10 +148,14 @@ AGENT_METHODS: dict[str, str] = {
     "to": "device= of the constructor",
 }
 
-POLICY_METHODS: dict[str, str] = dict.fromkeys(
-    ("predict", "act", "choose_action", "get_action", "compute_single_action", "forward"),
-    "select_action(observation), which returns the action and extras",
-)
+POLICY_METHODS: dict[str, str] = {
+    **dict.fromkeys(("act", "choose_action", "get_action", "compute_single_action"), "predict(observation)"),
+    "forward": "select_action(observation), which returns the action and extras",
+}
+
+POLICIES_METHODS: dict[str, str] = {
+    "predict": "policies[name].predict(observation), with the number of a learner or the name of a group",
+}
 
 ENVIRONMENT_ATTRIBUTES: dict[str, str] = {
     "step": "apply_action(action), which returns a rein.TimeStep",

@@ -14,6 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.errors import explain
 from rein.ops.random import checked_seed, stream_seed
 from rein.ops.trees import leaves, map_tree
 from rein.protocols import AgentProtocol, Policy
@@ -225,6 +226,7 @@ class MultiAgent:
         return self._rows[num_envs]
 
 
+@explain("POLICIES_METHODS")
 class MultiAgentPolicy:
     """Policies of the groups of a `MultiAgent`, as one policy of all rows."""
 

@@ -17,6 +17,7 @@ from rein.accelerators import find
 from rein.agents.base.agent import Agent
 from rein.agents.base.options import as_json, options_of
 from rein.agents.base.policies import copy_learned
+from rein.errors import explain
 from rein.ops.parallel import processes
 from rein.ops.random import checked_seed
 from rein.ops.trees import leaves, map_tree
@@ -323,6 +324,7 @@ class Population:
         return joined([part for number, part in enumerate(parts) if number not in self._frozen])
 
 
+@explain("POLICIES_METHODS")
 class PopulationPolicy:
     """Policies of the learners of a `Population`, as one policy of S equal parts of rows."""
 

@@ -10,11 +10,14 @@ from typing import Any, Literal
 
 import attrs
 
-from rein.errors import CheckpointError
+from rein.errors import CheckpointError, text_of
 from rein.loop import Loop
 from rein.loop.events import Event
 from rein.loop.saving import unowned
 from rein.loop.state import State
+from rein.networks.finite_parameters import check_parameters
+from rein.ops.parallel import rank
+from rein.replay.storage import without_rows
 
 logger = logging.getLogger("rein")
 
@@ -99,6 +102,56 @@ def checkpoint(
     loop.epoch_ended.attach(saver.save_if_wanted)
     loop.on("completed", "halted", "failed")(saver.finish)
     return saver
+
+
+MOST_REPLAY = 2 << 30  # bytes of the replays that `save_at_end` saves
+
+
+def save_at_end(loop: Loop, checkpoints: Any) -> None:
+    """Save the state when a run ends without failure or is interrupted. `training_loop` attaches it to its store.
+
+    `checkpoint` replaces it if it saves to the same folder. The file replaces that of the last run of the loop. Larger
+    replays than `MOST_REPLAY` are left out. If the state cannot be saved, or if a parameter is not finite, a warning is
+    logged, because the run has succeeded. Of data-parallel processes, only the first one saves.
+    """
+    begins: tuple[int, int] | None = None
+
+    def is_due() -> bool:
+        return rank() == 0 and loop not in checkpoints.shared
+
+    @loop.started.wire
+    def begin(state: State) -> None:
+        nonlocal begins
+        begins = state.total_iterations, state.clocks.epochs
+        if is_due():
+            checkpoints.begin(loop)
+
+    def save(state: State) -> None:
+        try:
+            for part in loop.parts.values():
+                check_parameters(part, "An earlier checkpoint is kept, if there is one")
+                if callable(flush := getattr(part, "flush", None)):
+                    flush()
+            whole = loop.state_dict()
+            lighter, size = without_rows(whole)
+            omitted = unowned(loop)
+            if is_large := size > MOST_REPLAY:
+                omitted.append(f"the replay of {size / 2**30:.2g} GiB, which learning_starts env steps fill again")
+                logger.warning(
+                    "the run is saved without its replay, which has %.2g GiB. To save it too, call "
+                    "rein.checkpoint(loop) before the run",
+                    size / 2**30,
+                )
+            checkpoints.take(loop, (), state=lighter if is_large else whole, omitted=omitted)
+            checkpoints.close()
+        except Exception as error:  # parts of the user may raise anything
+            logger.warning("the state at the end of the run was not saved: %s", text_of(error))
+
+    @loop.completed.wire
+    @loop.halted.wire
+    def request(state: State) -> None:
+        if is_due() and begins != (state.total_iterations, state.clocks.epochs):
+            state.request(save)
 
 
 class _Shared:

@@ -49,11 +49,11 @@ def interrupts(loop: Loop, saver: Asked | None = None, *, force_after: float | N
 
 
 def end_at_ctrl_c(loop: Loop, folder: Path | None) -> None:
-    """End the run of a script at the first Ctrl-C, save it, and raise KeyboardInterrupt. `training_loop` attaches it.
+    """End the run of a script at the first Ctrl-C, and raise KeyboardInterrupt. Attached to loops with a store.
 
-    The last step is finished, and `checkpoint` saves the run if it is attached. A line on stderr states how to resume
-    the run in `folder`. A second Ctrl-C raises KeyboardInterrupt at once. Nothing changes if the program handles SIGINT
-    itself, with `interrupts` or `signal.signal`, or outside of the main thread.
+    The last step is finished, and the run is saved if its store keeps checkpoints. A line on stderr states how to
+    resume the run in `folder`. A second Ctrl-C raises KeyboardInterrupt at once. Nothing changes if the program handles
+    SIGINT itself, with `interrupts` or `signal.signal`, or outside of the main thread.
     """
     caught = _CtrlC(loop, folder)
 
@@ -139,13 +139,13 @@ class _CtrlC(Interrupts):
 
     def _advice(self) -> str:
         if self._folder is None or not _is_saved(self._loop):
-            return "rein.checkpoint(loop) would save it, so that it could be resumed"
+            return "rein.checkpoint(loop, rein.Checkpoints(folder)) would save it, so that it could be resumed"
         return f"to continue it, call rein.resume(loop, {str(self._folder)!r}) before loop.run()"
 
 
 def _is_saved(loop: Loop) -> bool:
-    """Return whether a handler saves a checkpoint when the run ends."""
-    return "checkpoint_saved" in loop.events
+    """Return whether a checkpoint is saved when the run ends."""
+    return "checkpoint_saved" in loop.events or hasattr(loop.parts.get("store"), "checkpoints")
 
 
 def _numbers(names: tuple[str, ...]) -> list[int]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from rein.ops.trees import map_tree
+from rein.ops.trees import leaves, map_tree
 from rein.types import Tree
 
 
@@ -343,3 +343,19 @@ def _leaves(tree: Tree, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 def _view(storage: Tensor, place: Place) -> Tensor:
     typed = storage.narrow(-1, place.offset, place.size).view(place.dtype)
     return typed.unflatten(-1, place.shape) if place.shape else typed.squeeze(-1)
+
+
+def without_rows(state: Any) -> tuple[Any, int]:
+    """Return the tree of a state with empty replays, and the number of bytes of the replays."""
+    if isinstance(state, Mapping) and {"filled", "blocks"} <= state.keys():
+        return {"filled": 0}, sum(leaf.nbytes for _, leaf in leaves(state) if isinstance(leaf, Tensor))
+    if not isinstance(state, Mapping | list):
+        return state, 0
+    parts = {
+        key: without_rows(part) for key, part in (state.items() if isinstance(state, Mapping) else enumerate(state))
+    }
+    size = sum(bytes_ for _, bytes_ in parts.values())
+    if not size:
+        return state, 0
+    lighter = {key: part for key, (part, _) in parts.items()}
+    return (lighter if isinstance(state, Mapping) else [*lighter.values()]), size

@@ -101,31 +101,36 @@ class Checkpoints:
         stem: str | None = None,
         on_failure: Literal["raise", "warn"] = "raise",
         on_saved: Callable[[Path], None] | None = None,
+        *,
+        state: Mapping[str, Any] | None = None,
+        omitted: Sequence[str] = (),
     ) -> Path:
         """Copy the state of `loop` and queue it to be written to `<stem>.h5`. Returns that path.
 
         `rules` holds the fields of `Rules`, of one handler or of several. A rule has `best` only if the metric was
-        assigned to this state. `on_saved(path)` is called on the writer's thread when the file is safe on the disk.
-        This method blocks while too many bytes are queued. Raises CheckpointError if an earlier write failed.
+        assigned to this state. Without rules, the checkpoint replaces the last one that was saved without rules.
+        `on_saved(path)` is called on the writer's thread when the file is safe on the disk. `state` is saved instead of
+        that of the loop; `omitted` names parts that it lacks. This method blocks while too many bytes are queued.
+        Raises CheckpointError if an earlier write failed.
         """
         every = [Rules(**one) for one in ([rules] if isinstance(rules, Mapping) else rules)]
         stem = stem_of(loop) if stem is None else stem
         if not stem or "/" in stem or stem[0] == ".":
             raise ValueError(f"invalid checkpoint name {stem!r}: it must not be empty, contain '/' or begin with '.'")
-        about = describe(loop)
-        state = snapshot(loop.state_dict(), self._shards.hold)
+        about = {**describe(loop), "omitted": [*omitted], "at_end": not every}
+        copied: Any = snapshot(loop.state_dict() if state is None else state, self._shards.hold)
         path = self.folder / f"{stem}.h5"
-        about |= {"finite": is_finite(state["parts"].get("agent")), "file": path.name}
+        about |= {"finite": is_finite(copied["parts"].get("agent")), "file": path.name}
 
         def write() -> None:
             try:
-                self._write(path, state, about, every, on_saved)
+                self._write(path, copied, about, every, on_saved)
             except (StoreError, OSError) as error:
                 if on_failure == "raise":
                     raise
                 logger.warning("checkpoint not written: %s", error)
 
-        size = sum(leaf.nbytes for _, leaf in leaves(state) if isinstance(leaf, torch.Tensor | Shard))
+        size = sum(leaf.nbytes for _, leaf in leaves(copied) if isinstance(leaf, torch.Tensor | Shard))
         with self._surface():
             self._writer().submit(write, size)
         return path
@@ -299,7 +304,13 @@ class Rules(NamedTuple):
 
 
 def superfluous(abouts: Mapping[Path, Mapping[str, Any]], rules: Sequence[Rules]) -> list[Path]:
-    """Return the checkpoints that no rule keeps, by their descriptions."""
+    """Return the checkpoints that no rule keeps, by their descriptions.
+
+    Without rules, these are all but the newest of those that were saved without rules.
+    """
+    if not rules:
+        ends = [path for path, about in abouts.items() if about.get("at_end") is True]
+        return sorted(ends, key=lambda path: order(abouts[path]))[:-1]
     if any(one.last is None for one in rules):
         return []
     newest_first = sorted(abouts, reverse=True, key=lambda path: (order(abouts[path]), path))

@@ -85,7 +85,8 @@ def resume(loop: Loop, path: str | Path | None = None, *, strict: bool = True) -
         left = loop.load_state_dict(saved.state, strict)
     except (ValueError, TypeError, KeyError, RuntimeError, AttributeError, IndexError) as error:
         raise CheckpointError(f"{saved.path}: does not fit this loop: {error}{_notes(error)}") from error
-    for line in left:
+    omitted = saved.about.get("omitted")
+    for line in (*(omitted if isinstance(omitted, list) else ()), *left):
         logger.warning("%s: not loaded: %s", saved.path, line)
     return saved
 
@@ -189,7 +190,7 @@ def _list_files(folder: Path) -> str:
     best = [f"{BEST}/{name}" for name in _names(inside(inner, BEST))]
     files = [*_names(inner), *best]
     if not files and inner.name == FOLDER and _is_run(inner.parent):
-        return "the run has not saved any yet; call `checkpoint(loop, store)` before the run to save some"
+        return "the run has not ended yet, or it failed; `rein.checkpoint(loop)` before the run saves some during it"
     return f"{inner} has {', '.join(files) or 'none'}"
 
 

@@ -13,7 +13,7 @@ import math
 import pkgutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gymnasium import spaces
@@ -30,11 +30,13 @@ from rein.files import absolute
 from rein.integrations.weights_file import load_weights, read_weights
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.trees import leaves
-from rein.protocols import Policy
 from rein.schedules import as_schedule
 from rein.spaces.space_json import Space, space_from_json
 from rein.store.checkpoint_file import Checkpoint, describe_part, differences
 from rein.store.loading import part_at, put
+
+if TYPE_CHECKING:
+    from rein.agents.base.policies import AgentPolicy
 
 _ROWS = ("replay", "rollout")  # entries of the state that are data, not parameters
 _CORES = {core.__name__: core for core in (GRU, LSTM, MinimalGRU)}
@@ -65,7 +67,7 @@ def load_agent(path: str | Path, *, name: str = "agent", **options: Any) -> Any:
     return rebuilt(part_at(path, name), options)
 
 
-def load_policy(path: str | Path, *, deterministic: bool = True, name: str = "agent", **options: Any) -> Policy:
+def load_policy(path: str | Path, *, deterministic: bool = True, name: str = "agent", **options: Any) -> AgentPolicy:
     """Return the policy of a saved agent, for evaluation or deployment; see `load_agent`.
 
     The policy takes the greedy action, or samples with `deterministic=False`. `path` may also be a `.safetensors` file

@@ -26,6 +26,7 @@ from rein.episodes.episode_statistics import CompletedEpisodes
 from rein.episodes.finite import FiniteData
 from rein.episodes.step import check_fit, check_held
 from rein.errors import check_keywords, refuse_unknown
+from rein.handlers.checkpoint import save_at_end
 from rein.handlers.interrupts import end_at_ctrl_c
 from rein.handlers.progress import is_interactive
 from rein.handlers.progress import progress as show_progress
@@ -70,7 +71,8 @@ def training_loop(
     """Build a loop that trains `agent` in `environment` and appends each epoch's trajectories to `store`.
 
     `store` is a store, or the path of a new `HDF5Store`: a number is added to the path if it exists, `runs/cartpole-2`.
-    The store is `loop.parts["store"]`.
+    The store is `loop.parts["store"]`. The state is saved to its folder when the run ends and at the first Ctrl-C, for
+    `rein evaluate`, `rein.load_policy` and `rein.resume`; `rein.checkpoint` saves it during the run, too.
 
     Continuing (the default): environments are reset once and live on across epochs of `iterations` steps. Episodic:
     they are reset in each epoch, each contributes exactly one episode, and the epoch halts when all have ended.
@@ -132,7 +134,6 @@ def training_loop(
             check_held(environment, store)
         own_store(loop, store)
         write_trajectories(loop, store, rows, statistics)
-        end_at_ctrl_c(loop, getattr(store, "path", None))
     return loop
 
 
@@ -433,7 +434,8 @@ def new_store(path: str | Path) -> Store:
 def own_store(loop: Loop, store: Store | str | Path) -> None:
     """Register a store, or a new one at a path. Write `run.json`, `run.log` and metrics to it if it has a folder.
 
-    The store is flushed when the run ends.
+    The store is flushed when the run ends, and the state is saved to it if it keeps checkpoints. The first Ctrl-C ends
+    the run.
     """
     run_store: Any = new_store(store) if isinstance(store, str | Path) else store
     loop.own("store", run_store)
@@ -447,6 +449,9 @@ def own_store(loop: Loop, store: Store | str | Path) -> None:
         run_log(loop, run_store.path / "run.log")
     for event in (loop.completed, loop.halted, loop.failed):
         event.wire(lambda state: getattr(run_store, "end", run_store.flush)())
+    if (checkpoints := getattr(run_store, "checkpoints", None)) is not None:
+        save_at_end(loop, checkpoints)
+    end_at_ctrl_c(loop, getattr(run_store, "path", None))
 
 
 def write_trajectories(loop: Loop, store: Store, rows: RowBuffer, statistics: EpisodeStatistics) -> None:

@@ -29,11 +29,14 @@ def test_options_that_differ_from_their_defaults_are_shown() -> None:
     assert repr(agent) == "PPO(seed=3, gamma=0.9, hidden=(8, 8))"
 
 
-def test_policy_repr_shows_the_agent_and_predict_suggests_select_action() -> None:
-    policy = rein.PPO(CARTPOLE).policy()
+def test_policy_repr_shows_the_agent_and_names_of_other_libraries_suggest_predict() -> None:
+    agent = rein.PPO(CARTPOLE)
+    policy = agent.policy()
     assert repr(policy) == "AgentPolicy(PPO(), explore=False)"
-    with pytest.raises(AttributeError, match="select_action"):
-        _ = policy.predict  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"predict\(observation\)"):
+        _ = policy.get_action  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"policy\(\)\.predict"):
+        _ = agent.predict  # type: ignore[attr-defined]
 
 
 def test_positional_option_is_rejected() -> None:

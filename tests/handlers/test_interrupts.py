@@ -228,12 +228,11 @@ loop.run()
     assert programs.run("-c", code, check=False).returncode == 130
 
 
-def script(folder: Path, saved: bool = True) -> rein.Loop:
+def script(folder: Path) -> rein.Loop:
     environment = CartPole(4, seed=0)
     agent = rein.PPO(environment, hidden=(4,), rollout_steps=4, seed=0)
     loop = rein.training_loop(agent, environment, rein.HDF5Store(folder, exist="resume"), epochs=4, iterations=8)
-    if saved:
-        rein.checkpoint(loop, every=2)
+    rein.checkpoint(loop, every=2)
     return loop
 
 
@@ -281,12 +280,13 @@ def test_second_ctrl_c_in_a_script_raises_at_once(tmp_path):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_script_without_checkpoints_states_that_the_run_is_not_saved(tmp_path, capfd):
-    loop = script(tmp_path / "run", saved=False)
+def test_script_with_a_store_in_memory_states_that_the_run_is_not_saved(capfd):
+    env = CartPole(2, seed=0)
+    loop = rein.training_loop(rein.PPO(env, seed=0), env, rein.MemoryStore(), epochs=1, iterations=8)
     loop.iteration_completed(once=3)(lambda state: send(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         loop.run()
-    assert "rein.checkpoint(loop) would save it" in capfd.readouterr().err
+    assert "rein.checkpoint(loop, rein.Checkpoints(folder)) would save it" in capfd.readouterr().err
 
 
 def test_script_with_a_signal_handler_keeps_it(tmp_path):

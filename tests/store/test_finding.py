@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,17 +77,29 @@ def test_error_lists_the_newest_files_of_a_folder(tmp_path: Path) -> None:
         find(tmp_path)
 
 
+def fail(folder: Path, attach: Callable[[rein.Loop], Any] = lambda loop: None) -> None:
+    """Write the folder of a run that fails in its second epoch."""
+    store = rein.HDF5Store(folder)
+    loop = rein.training_loop(make_agent(), Gridworld(4, [(2, 4)], seed=0), store, epochs=2, iterations=5)
+    attach(loop)
+
+    @loop.epoch_started(once=2)
+    def stop(state: Any) -> None:
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        loop.run()
+    store.close()
+
+
 @pytest.mark.parametrize("place", ["", "checkpoints/best", "checkpoints/epoch-000001.h5"])
 def test_run_without_checkpoints_raises_with_advice(
     place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = rein.HDF5Store(tmp_path / "run")
-    environment = Gridworld(4, [(2, 4)], seed=0)
-    loop = rein.training_loop(make_agent(), environment, store, epochs=1, iterations=5)
-    loop.run()
-    store.close()
+    fail(tmp_path / "run")
     assert (tmp_path / "run/metrics.h5").is_file()
-    message = r"no checkpoint; the run has not saved any yet; call `checkpoint\(loop, store\)` before the run"
+    message = r"no checkpoint; the run has not ended yet, or it failed; `rein.checkpoint\(loop\)` before the run"
+    loop = rein.training_loop(make_agent(), Gridworld(4, [(2, 4)], seed=0))
     for load in (rein.load_agent, lambda path: rein.resume(loop, path)):
         with pytest.raises(CheckpointError, match=message) as error:
             load(tmp_path / "run" / place)
@@ -93,20 +107,12 @@ def test_run_without_checkpoints_raises_with_advice(
 
 
 def test_checkpoints_directly_in_a_run_folder_are_found(tmp_path: Path) -> None:
-    store = rein.HDF5Store(tmp_path / "run")
-    environment = Gridworld(4, [(2, 4)], seed=0)
-    loop = rein.training_loop(make_agent(), environment, store, epochs=2, iterations=5)
-    loop.run()
-    store.close()
-    rein.save(make_agent(), store.path / "final.h5")
+    fail(tmp_path / "run")
+    rein.save(make_agent(), tmp_path / "run/final.h5")
     with pytest.raises(CheckpointError, match=r"has final\.h5: name one of them"):
-        find(store.path)
-    again = rein.HDF5Store(tmp_path / "other")
-    loop = rein.training_loop(make_agent(), Gridworld(4, [(2, 4)], seed=0), again, epochs=2, iterations=5)
-    checkpoint(loop, rein.Checkpoints(again.path))
-    loop.run()
-    again.close()
-    assert find(again.path).path.name == "epoch-000002.h5"
+        find(tmp_path / "run")
+    fail(tmp_path / "other", lambda loop: checkpoint(loop, rein.Checkpoints(tmp_path / "other")))
+    assert find(tmp_path / "other").path == tmp_path / "other/epoch-000001.h5"
 
 
 def test_folder_of_saved_parts_and_empty_path_raise(tmp_path: Path) -> None:

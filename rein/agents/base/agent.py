@@ -168,6 +168,7 @@ class Agent(_HasOptions, metaclass=AgentMeta):
         self._root_seed = seed
         vars(self).update(copy.deepcopy(self._stateful_options))  # agents never share noise or normalizers
         self.last_transition: Transition | None = None  # recorded, not yet learned
+        self._refilled_at = 0  # env steps at which a replay that was loaded without its rows has been refilled
         self.learners: dict[str, Any] = {}
         self.carry: Tensor | None = None  # (N, C) memory of a recurrent agent
         self.generator = generator(seed, "agent", rank(), device=self.device)
@@ -278,7 +279,7 @@ class Agent(_HasOptions, metaclass=AgentMeta):
         if (rollout := attributes.get("rollout")) is not None:
             return rollout if rollout.full else None
         if (replay := attributes.get("replay")) is not None:
-            ready = len(replay) and self.env_steps >= getattr(self, "learning_starts", 0)
+            ready = len(replay) and self.env_steps >= max(getattr(self, "learning_starts", 0), self._refilled_at)
             return self.sample() if ready else None
         transition, self.last_transition = self.last_transition, None
         return transition
@@ -379,6 +380,11 @@ class Agent(_HasOptions, metaclass=AgentMeta):
             vars(self)[name] = load_state(value, state[name], torch.device(self.device))
         self._root_seed = int(state["seed"])
         self._loaded = True
+        self._refilled_at, replay = 0, vars(self).get("replay")
+        if hasattr(replay, "filled") and replay.filled < max(replay.slots, 1):  # type: ignore[union-attr]  # not full
+            recorded = replay.filled * replay.num_envs  # type: ignore[union-attr]
+            missing = min(getattr(self, "learning_starts", 0), self.env_steps, replay.capacity) - recorded  # type: ignore[union-attr]
+            self._refilled_at = self.env_steps + max(missing, 0)
 
     def _state(self) -> dict[str, Any]:
         skip = {name for name in options_of(type(self)) if not has_state(getattr(self, name))}

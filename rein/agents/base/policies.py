@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from gymnasium import spaces
 from torch import Tensor, nn
 
 from rein.agents.base.action_noise import random_choices
@@ -19,8 +20,10 @@ from rein.agents.base.options import options_of
 from rein.errors import explain
 from rein.networks.normalizers import RewardNormalizer
 from rein.ops.random import generator, own_state, restore_own
-from rein.ops.trees import checked_device, leaves, map_tree
-from rein.spaces import choices, mask_of
+from rein.ops.trees import checked_device, leaves, map_tree, to_device
+from rein.spaces import CRITIC_OBSERVATION, choices, entry, mask_of
+from rein.spaces.masks import check_masks
+from rein.spaces.numpy_values import Values
 from rein.types import Tree
 
 if TYPE_CHECKING:
@@ -59,18 +62,54 @@ class AgentPolicy:
     @torch.no_grad()
     def select_action(self, observation: Tree) -> tuple[Tree, dict[str, Tensor]]:
         """Return an action (N, ...) for an observation (N, ...)."""
-        agent = self._current()
-        saved = agent.generator, agent.carry
-        rows = len(next(leaf for _, leaf in leaves(observation)))
-        carry = self.carry if self.carry is not None and len(self.carry) == rows else None
-        agent.generator = self._generator or agent.generator
-        agent.carry = carry
-        try:
-            action, _ = agent._sampled(agent.act(observation, self._explore), self._explore)
-            return action if self._epsilon is None else self._mixed(action, observation, self._epsilon), {}
-        finally:
-            self.carry = agent.carry
-            agent.generator, agent.carry = saved
+        current = self._current()
+        agent = object.__new__(type(current))  # shares everything with the agent, and has its own memory
+        vars(agent).update(vars(current), carry=self._carry_for(observation))
+        if self._generator is not None:
+            vars(agent)["generator"] = self._generator
+        action, _ = agent._sampled(agent.act(observation, self._explore), self._explore)
+        self.carry = agent.carry
+        return action if self._epsilon is None else self._mixed(action, observation, self._epsilon), {}
+
+    def predict(self, observation: Any) -> Any:
+        """Return the action for one observation, or for each of a batch, in the format of the environment.
+
+        Observations and actions are NumPy arrays and numbers, or dictionaries and tuples of these, as in
+        `gymnasium.Env.step`. Entries of a batch have a first dimension N, as in `gymnasium.vector`. The action is a
+        value of the action space. If observations have the entry `action_mask`, the action is valid.
+
+        A recurrent policy remembers earlier calls until `reset`, or until the number of observations changes. Threads
+        may share a policy without memory. Otherwise give each thread or conversation its own `copy.copy(policy)`.
+
+        Raises:
+            ValueError: If the observation has a wrong shape or dtype, lacks an entry, or is outside of a Discrete
+                space. The message states what was expected.
+            EnvironmentContractError: If a mask has no valid action.
+
+        Example:
+            >>> observation, info = env.reset()  # of gymnasium.make
+            >>> observation, reward, terminated, truncated, info = env.step(policy.predict(observation))
+        """
+        observations, actions = self._values
+        tree, is_one = observations.read(observation)
+        check_masks(tree, self.observation_space, self.action_space)
+        if self.device.type != "cpu":
+            tree = to_device(tree, self.device)
+        return actions.write(self.select_action(tree)[0], is_one)
+
+    @functools.cached_property
+    def _values(self) -> tuple[Values, Values]:
+        """Converters of observations without the entry that only critics see, and of actions."""
+        seen = self.observation_space
+        if entry(seen, CRITIC_OBSERVATION) is not None:
+            seen = spaces.Dict({key: part for key, part in seen.spaces.items() if key != CRITIC_OBSERVATION})
+        return Values("observation", seen), Values("action", self.action_space)
+
+    def _carry_for(self, observation: Tree) -> Tensor | None:
+        """Return the carry, or None if it is of another number of environments."""
+        if self.carry is None:
+            return None
+        return self.carry if len(next(leaf for _, leaf in leaves(observation))) == len(self.carry) else None
 
     def _mixed(self, action: Tensor, observation: Tree, epsilon: float) -> Tensor:
         """Return actions (N, ...), each replaced by a random valid one with probability `epsilon`."""

@@ -118,7 +118,8 @@ class ReplayAgent(NetworkAgent):
         self.networks.preprocess.update(transition.observation, transition.valid)
         self.env_steps += len(transition.reward)
         ended_N = transition.terminated | transition.truncated
-        steps = min(len(transition.reward), self.env_steps - self.learning_starts)
+        first = max(self.learning_starts, self._refilled_at)
+        steps = min(len(transition.reward), self.env_steps - first)
         if steps > 0 and (self.updates_owed or self.updates or len(self.replay)):
             self.updates_owed += steps * self.update_to_data
             self.steps_since_update += steps
