@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from rein.agents.base.action_noise import random_choices
 from rein.agents.base.agent_state import PER_ENVIRONMENT, load_state, save_state
-from rein.agents.base.options import options_of
 from rein.errors import explain
 from rein.networks.normalizers import RewardNormalizer
 from rein.ops.random import generator, own_state, restore_own
 from rein.ops.trees import checked_device, leaves, map_tree
+from rein.options import options_of
 from rein.spaces import choices, mask_of
 from rein.types import Tree
 
