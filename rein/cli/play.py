@@ -211,7 +211,7 @@ def replay_episodes(
     Args:
         run: folder of the run.
         episode: numbers of the episodes.
-        video: video file of the episode, with one frame per step: .mp4, .mkv, .mov or .avi.
+        video: video file of the episode, with one frame per step: .mp4, .mkv, .mov, .avi or .gif.
         fps: frames per second of the video. Default: the frame rate of the environment, or 30.
         environment: my_module:make, a function that returns environments or a loop that has them. Needed only if
             run.json cannot describe the environment; environments of rein, Gymnasium and recipes do not need it.
