@@ -75,6 +75,7 @@ class Loop:
         self._device = None if device is None else checked_device(device)
         self._source: Batches | None = None
         self._init: Any = None  # `init` of the last run
+        self.make_step_state: Callable[[Any], Any] | None = None  # called with the first batch
         self._debug, self._traced_at = debug, time.perf_counter()
         self.started = self.define("started")
         self.epoch_started = self.define("epoch_started")
@@ -228,7 +229,7 @@ class Loop:
             data: Iterable of batches, iterated once per epoch. An iterator is used up over all epochs.
             epochs: Total number of epochs, earlier runs included. None for no limit.
             iterations: Iterations per epoch. None for no limit.
-            init: First step_state.
+            init: First step_state, or a function that returns it for the first batch.
             first_epoch: Number of the first epoch of a new run, 1 by default. A run that starts with the weights of
                 another one can continue its numbers: `epochs` minus `first_epoch` plus 1 epochs are run. Ignored if
                 this run continues an earlier one, for example after a resume.
@@ -272,11 +273,14 @@ class Loop:
 
     def _set_step_state(self, init: Any) -> None:
         state = self.state
+        is_function = isinstance(init, checks.FUNCTIONS)
+        self.make_step_state = init if is_function else None
         if state.step_state is None:
-            state.step_state = init
-        elif self.resumed and init is not None:  # the state came from a file, which contains names but no types
+            state.step_state = None if is_function else init
+        elif self.resumed and init is not None and not is_function:
+            # the state came from a file, which contains names but no types
             state.step_state = saving.retype(state.step_state, init, self.step_state_types)
-        elif init is not None and init is not self._init:
+        elif init is not None and init is not self._init and not self.resumed:
             logger.warning("run(init=...) is ignored: the run continues with its current step_state")
         self._init = init if init is not None else self._init
 
