@@ -19,7 +19,7 @@ from rein.loop.events import Event
 from rein.loop.filters import NOT_GIVEN
 from rein.loop.metrics import Metrics, Reduce
 from rein.loop.state import HALT_LOOP, INTERRUPT, State
-from rein.ops.trees import checked_device
+from rein.ops.trees import Codec, checked_device
 
 logger = logging.getLogger("rein")
 
@@ -40,6 +40,8 @@ class Loop:
         debug: Log every event with the time since the previous one.
         step_state_types: Classes of the named tuples in the step_state. Loading a state from a file needs them,
             because a file contains only their names.
+        codecs: Other classes in the step_state, by a name that checkpoints contain: class, function that returns an
+            object of it as a dictionary, list or tensor, and function of that value that returns the object.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Loop:
         strict: bool = False,
         debug: bool = False,
         step_state_types: Iterable[type] = (),
+        codecs: Mapping[str, Codec] | None = None,
     ) -> None:
         check_function("Loop(step)", "step", step)
         self.epochs = 1 if epochs is NOT_GIVEN else checks.limit("epochs", epochs)
@@ -62,6 +65,7 @@ class Loop:
             step = torch.compile(step, **({} if compile is True else compile))
         self.step = checks.strict(step) if strict else step
         self.step_state_types = {kind.__name__: kind for kind in step_state_types}
+        self.codecs = {} if codecs is None else dict(codecs)
         self.state = State(metrics=Metrics())
         self.parts: dict[str, Any] = {}
         self.by_chance: set[tuple[str, str]] = set()  # (part, entry of its configuration)
