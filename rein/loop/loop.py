@@ -6,7 +6,7 @@ import contextlib
 import logging
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -168,7 +168,7 @@ class Loop:
         self,
         name: str,
         source: str | Callable[[State], Any],
-        reduce: str | Reduce = "mean",
+        reduce: str | Reduce | Sequence[str] = "mean",
         *,
         weight: Callable[[State], float] | None = None,
     ) -> None:
@@ -178,12 +178,17 @@ class Loop:
             name: Name of the metric.
             source: Key of the step's metrics, or a function of the state. Steps that return None or lack the key are
                 skipped.
-            reduce: "mean", "sum", "min", "max", "last", or a function of (accumulated value or None, value, count) that
-                returns the new accumulated value.
+            reduce: "mean", "sum", "min", "max", "last", "median" (keeps all values of the epoch), or a function of
+                (accumulated value or None, value, count) that returns the new accumulated value. Several names, such as
+                `("min", "max")`, make the metrics `<name>_min` and `<name>_max`.
             weight: Function of the state that returns the weight of the value in a mean, such as the size of the batch.
                 By default all values have the same weight.
         """
-        self.metrics.accumulate(name, source, reduce, weight)
+        if isinstance(reduce, list | tuple):
+            for each in reduce:
+                self.metrics.accumulate(f"{name}_{each}", source, each, weight)
+        else:
+            self.metrics.accumulate(name, source, reduce, weight)  # type: ignore[arg-type]  # not a sequence
 
     @property
     def metrics(self) -> Metrics:
