@@ -41,9 +41,9 @@ def option(
 
     Args:
         default: Default value. An option without a default is required.
-        help: One line for the class documentation and the command line. If None, help, type and what is not given are
-            those of the option of the same name in a base class, or help, check and `fixed` those in `SHARED`. A new
-            option then has an empty text.
+        help: One line for the class documentation and the command line. If None, it is inherited from the option of
+            the same name in a base class or in `SHARED`, as are the type, and `check` and `fixed` if they are not
+            given. A new option then has an empty text.
         check: Function that returns the value to store, or raises ValueError or TypeError.
         fixed: Whether the option can only be set when the agent is built.
     """
@@ -215,9 +215,9 @@ def _with_check(cls: type, field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
     if field.metadata["help"] is None:
         bases = (options_of(base).get(field.name) for base in cls.__mro__[1:] if attrs.has(base))
         inherited = next((option for option in bases if option is not None), None)
-        known = SHARED.get(field.name, _shared("")) if inherited is None else inherited.metadata
-        given = {name: value for name, value in field.metadata.items() if value}
-        field = field.evolve(metadata={**known, **given}, type=field.type if inherited is None else inherited.type)
+        defaults = SHARED.get(field.name, _shared("")) if inherited is None else inherited.metadata
+        own = {name: value for name, value in field.metadata.items() if value}
+        field = field.evolve(metadata={**defaults, **own}, type=field.type if inherited is None else inherited.type)
 
     def convert(value: Any, agent: object, field: attrs.Attribute[Any]) -> Any:
         return checked(agent, field, value)

@@ -99,8 +99,8 @@ def _numbers(run: Run) -> Table:
     for name, column in epochs["metrics"].items():
         rows = np.flatnonzero(~np.isnan(column))
         by_value = rows[column[rows].argsort(kind="stable")]
-        found = {"first": rows[:1], "last": rows[-1:], "minimum": by_value[:1], "maximum": by_value[-1:]}
-        parts = (f"{word} {column[i]:.6g} in epoch {number[i]}" for word, at in found.items() for i in at)
+        ends = {"first": rows[:1], "last": rows[-1:], "minimum": by_value[:1], "maximum": by_value[-1:]}
+        parts = (f"{word} {column[i]:.6g} in epoch {number[i]}" for word, at in ends.items() for i in at)
         table.add_row(plain(name), ", ".join(parts) or "always NaN")
     return table
 
