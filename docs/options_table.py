@@ -12,7 +12,7 @@ from docutils import nodes
 from docutils.parsers.rst import Directive
 from sphinx.application import Sphinx
 
-from rein.agents.base.options import options_of
+from rein.options import options_of
 
 HEADER = ("option", "default", "meaning")
 

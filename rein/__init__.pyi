@@ -9,6 +9,7 @@ from rein import integrations as integrations
 from rein import loop as loop
 from rein import networks as networks
 from rein import ops as ops
+from rein import options as options
 from rein import protocols as protocols
 from rein import recipes as recipes
 from rein import replay as replay

@@ -83,7 +83,7 @@ class _LazyPackage(ModuleType):
         instead = importlib.import_module("rein.foreign_names").EXPORTS
         if name in instead:
             return f"; use {instead[name]}"
-        for part in ("handlers", "envs", "errors", "schedules") if self.__name__ == "rein" else ():
+        for part in ("handlers", "envs", "errors", "schedules", "options") if self.__name__ == "rein" else ():
             value = getattr(importlib.import_module(f"rein.{part}"), name, None)
             if getattr(value, "__module__", "").startswith("rein."):  # not a module that it imports
                 return f"; use rein.{part}.{name}"

@@ -27,7 +27,8 @@ class FastLearner(Learner):
     Losses in `rein.accelerate.closed_form` need no autograd. `threads` threads process the micro-batches in parallel;
     results do not depend on their number. `compile` compiles the loss.
 
-    If a hook is registered on a parameter or a module, gradients are computed as by a `Learner`, so that it fires.
+    If a hook is registered on a parameter, a module or the loss, gradients are computed as by a `Learner`, so that it
+    fires.
     """
 
     def __init__(self, *arguments: Any, threads: int = 1, compile: bool = False, **options: Any) -> None:
@@ -47,7 +48,12 @@ class FastLearner(Learner):
             keep_freed_memory()
 
     def _hooked(self) -> bool:
-        """Return whether a parameter or a module has a hook. torch keeps one dictionary per kind and module."""
+        """Return whether a parameter, a module or the loss has a hook.
+
+        torch keeps one dictionary per kind and module.
+        """
+        if self.on_loss is not None:
+            return True
         hooks = (p._backward_hooks or p._post_accumulate_grad_hooks for p in self.parameters)  # type: ignore[attr-defined]
         return any(self._hooks) or any(hooks)
 

@@ -9,7 +9,6 @@ from rein.agents.base.muon import Muon as Muon
 from rein.agents.base.network_agent import NetworkAgent as NetworkAgent
 from rein.agents.base.on_policy import OnPolicyAgent as OnPolicyAgent
 from rein.agents.base.optimizers import Adam as Adam
-from rein.agents.base.options import option as option
 from rein.agents.base.replay_agent import ReplayAgent as ReplayAgent
 from rein.agents.base.segments import PrioritizedSegments as PrioritizedSegments
 from rein.agents.base.value_agent import ValueAgent as ValueAgent
@@ -28,3 +27,4 @@ from rein.agents.q_learning import QLearning as QLearning
 from rein.agents.recurrent_dqn import RecurrentDQN as RecurrentDQN
 from rein.agents.sac import SAC as SAC
 from rein.agents.td3 import TD3 as TD3
+from rein.options import option as option

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from rein.agents.base.learner import mean_metrics
 from rein.agents.base.on_policy import OnPolicyAgent, check_enough
-from rein.agents.base.options import option
 from rein.ops.returns import gae
 from rein.ops.statistics import standardize
+from rein.options import option
 from rein.replay.rollout import Rollout
 from rein.schedules import Schedule
 

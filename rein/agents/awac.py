@@ -10,9 +10,9 @@ from torch import Tensor
 
 from rein.agents.base.imitation import ImitatingAgent, likelihood_loss
 from rein.agents.base.learner import Batch
-from rein.agents.base.options import above_zero, one_of, option
 from rein.networks.encoder import Features
 from rein.networks.off_policy import ContinuousNetworks
+from rein.options import above_zero, one_of, option
 from rein.replay.replay import Sample
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from rein.agents.base.imitation import likelihood_loss, weighted_mean
 from rein.agents.base.learner import Batch
-from rein.agents.base.options import flag, option
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.networks.encoder import inputs_of
 from rein.networks.heads import check_bounded
@@ -22,6 +21,7 @@ from rein.networks.off_policy import Actor, ContinuousNetworks
 from rein.networks.q_networks import QNetwork
 from rein.ops.exploration import boltzmann
 from rein.ops.values import nonempty_mask
+from rein.options import flag, option
 from rein.replay.replay import Sample
 from rein.types import Tree
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rein.agents.base.action_noise import ActionNoise, OrnsteinUhlenbeck
 from rein.agents.base.deterministic import DeterministicAgent
-from rein.agents.base.options import option
+from rein.options import option
 
 
 class DDPG(DeterministicAgent):

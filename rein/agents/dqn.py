@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.learner import Batch
-from rein.agents.base.options import option
 from rein.agents.base.value_agent import ValueAgent
 from rein.networks.encoder import Features, NetworkFactory, inputs_of
 from rein.networks.q_networks import OnlineAndTarget, QNetwork
 from rein.ops.losses import huber
 from rein.ops.values import td_target
+from rein.options import option
 from rein.replay.replay import Sample
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rein.agents.base.learner import Batch, mean_metrics
 from rein.agents.base.on_policy import OnPolicyAgent
-from rein.agents.base.options import above_zero, in_unit_interval, option
 from rein.ops.returns import vtrace
+from rein.options import above_zero, in_unit_interval, option
 from rein.replay.rollout import Rollout
 
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from rein.agents.base.imitation import ImitatingAgent, likelihood_loss
 from rein.agents.base.learner import Batch
-from rein.agents.base.options import in_unit_interval, not_negative, option
 from rein.networks.custom_networks import CustomModules, CustomValue, encoder_of
 from rein.networks.encoder import Features, NetworkFactory
 from rein.networks.off_policy import ContinuousNetworks, Layers, StateValue
 from rein.ops.losses import expectile
 from rein.ops.trees import map_tree
+from rein.options import in_unit_interval, not_negative, option
 from rein.replay.replay import Sample
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.learner import Batch
-from rein.agents.base.options import above_zero, at_least_one, flag, in_unit_interval, option
 from rein.agents.base.value_agent import ValueAgent
 from rein.networks.encoder import inputs_of
 from rein.networks.q_networks import OnlineAndTarget, QuantileNetwork, even_levels
 from rein.ops.losses import quantile_huber
 from rein.ops.values import td_target
+from rein.options import above_zero, at_least_one, flag, in_unit_interval, option
 from rein.replay.replay import Sample
 
 

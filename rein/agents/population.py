@@ -15,12 +15,12 @@ from torch import Tensor
 
 from rein.accelerators import find
 from rein.agents.base.agent import Agent
-from rein.agents.base.options import as_json, options_of
 from rein.agents.base.policies import copy_learned
 from rein.errors import explain
 from rein.ops.parallel import processes
 from rein.ops.random import checked_seed
 from rein.ops.trees import leaves, map_tree
+from rein.options import as_json, options_of
 from rein.protocols import Policy
 from rein.types import Transition, Tree
 

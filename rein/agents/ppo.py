@@ -13,9 +13,9 @@ from torch import Tensor
 
 from rein.agents.base.learner import Batch, mean_metrics
 from rein.agents.base.on_policy import Coefficients, OnPolicyAgent, check_enough
-from rein.agents.base.options import above_zero, finite, in_unit_interval, not_negative, option
 from rein.ops.returns import gae, smooth_rewards
 from rein.ops.statistics import standardize
+from rein.options import above_zero, finite, in_unit_interval, not_negative, option
 from rein.replay.rollout import Rollout
 from rein.schedules import Schedule
 

@@ -15,7 +15,6 @@ from rein.accelerators import find
 from rein.agents.base.agent import cast_action
 from rein.agents.base.learner import Batch, mean_metrics
 from rein.agents.base.on_policy import RolloutAgent
-from rein.agents.base.options import in_unit_interval, option
 from rein.agents.base.value_agent import EpsilonGreedy
 from rein.networks.encoder import NetworkFactory, inputs_of
 from rein.networks.q_networks import QNetwork
@@ -23,6 +22,7 @@ from rein.ops.exploration import epsilon_greedy
 from rein.ops.returns import lambda_returns
 from rein.ops.statistics import masked_mean
 from rein.ops.values import mask_values
+from rein.options import in_unit_interval, option
 from rein.replay.rollout import Rollout
 from rein.schedules import Schedule, linear
 from rein.spaces import mask_of

@@ -13,10 +13,10 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rein.agents.base.agent import Agent
-from rein.agents.base.options import in_unit_interval, option
 from rein.agents.base.value_agent import EpsilonGreedy
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.values import mask_values, share_of_duplicates, step_toward_, td_target
+from rein.options import in_unit_interval, option
 from rein.schedules import Schedule
 from rein.spaces import mask_of, visible, visible_space
 from rein.types import Transition, Tree

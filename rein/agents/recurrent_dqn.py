@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from rein.agents.base.learner import Batch
-from rein.agents.base.options import at_least_one, not_below_zero, option
 from rein.agents.base.value_agent import TargetNetworkAgent
 from rein.networks.actor_critic import CoreFactory
 from rein.networks.encoder import Inputs, inputs_of
@@ -24,6 +23,7 @@ from rein.ops.losses import huber
 from rein.ops.statistics import masked_mean
 from rein.ops.trees import map_tree
 from rein.ops.values import mask_values, td_target
+from rein.options import at_least_one, not_below_zero, option
 from rein.replay.sequences import Clips, SequenceReplay
 from rein.spaces import mask_of
 from rein.types import Transition, Tree

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from rein.agents.base.actor_and_critics import ContinuousActions, SoftActorCritic
 from rein.agents.base.learner import Batch
-from rein.agents.base.options import option
 from rein.networks.encoder import Features
 from rein.networks.off_policy import Actor, ContinuousNetworks
+from rein.options import option
 from rein.replay.replay import Sample
 
 

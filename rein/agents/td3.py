@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from rein.agents.base.deterministic import DeterministicAgent
-from rein.agents.base.options import at_least_one, not_negative, option
+from rein.options import at_least_one, not_negative, option
 
 
 class TD3(DeterministicAgent):

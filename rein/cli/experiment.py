@@ -14,11 +14,11 @@ import attrs
 
 import rein.agents
 from rein.agents.base.agent import Agent
-from rein.agents.base.options import options_of
 from rein.cli.catalog import find, import_from, is_recipe, search_working_directory, suggestion
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment, is_built_in
 from rein.lazy import exports_of
 from rein.loop import Loop
+from rein.options import options_of
 from rein.recipes.recipe import Builder, recipe
 
 _NAME = re.compile(r"[\w.:/-]+")  # printed in a command for the user to copy

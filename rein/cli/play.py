@@ -216,7 +216,7 @@ def replay_episodes(
     Args:
         run: folder of the run.
         episode: numbers of the episodes.
-        video: video file of the episode, with one frame per step: .mp4, .mkv, .mov or .avi.
+        video: video file of the episode, with one frame per step: .mp4, .mkv, .mov, .avi or .gif.
         fps: frames per second of the video. Default: the frame rate of the environment, or 30.
         env: Gymnasium id, or my_module:make, a function that returns an environment or the loop of the run. Needed only
             for other environments than those of rein, Gymnasium and recipes.

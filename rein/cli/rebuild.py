@@ -181,7 +181,7 @@ def made_by(run: Run | Described, env: str, render_mode: str | None = None, **op
     maker = environment_maker(env)
     source = maker.args[0] if isinstance(maker, functools.partial) else None
     if callable(source):
-        made = source()
+        made: Any = source()
         if hasattr(made, "apply_action") or not hasattr(made, "step"):  # not an environment of Gymnasium
             _check_made(env, made)
             return made

@@ -103,8 +103,10 @@ def _numbers(run: Run) -> Table:
         table.add_row("length", _statistics(length))
     for name, column in epochs["metrics"].items():
         rows = np.flatnonzero(~np.isnan(column))
-        ends = (f"{column[row]:.6g} in epoch {number[row]}" for row in dict.fromkeys((*rows[:1], *rows[-1:])))
-        table.add_row(plain(name), ", ".join(ends) or "always NaN")
+        by_value = rows[column[rows].argsort(kind="stable")]
+        ends = {"first": rows[:1], "last": rows[-1:], "minimum": by_value[:1], "maximum": by_value[-1:]}
+        parts = (f"{word} {column[i]:.6g} in epoch {number[i]}" for word, at in ends.items() for i in at)
+        table.add_row(plain(name), ", ".join(parts) or "always NaN")
     return table
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rein.agents.base.action_noise import OrnsteinUhlenbeck
 from rein.agents.base.agent import Agent
-from rein.agents.base.policies import load_parameters, parameters_of, snapshot
+from rein.agents.base.policies import build_on, load_parameters, parameters_of, snapshot
 from rein.episodes.step import Collected
 from rein.ops.random import generator
 from rein.ops.trees import map_tree, to_device
@@ -39,12 +39,21 @@ class CollectionPolicy:
             cases `refresh` must be called after the agent has learned.
         epsilon: probability of a random action in each environment (N,), for agents with action values. By default the
             environments explore as the agent does.
+        device: device that selects actions, by default that of the agent.
 
     Raises:
         TypeError: if the agent is not a `rein.Agent`, or if it does not support `epsilon`.
     """
 
-    def __init__(self, agent: Any, num_envs: int, *, copies: bool, epsilon: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        agent: Any,
+        num_envs: int,
+        *,
+        copies: bool,
+        epsilon: Tensor | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         if not isinstance(agent, Agent):
             raise TypeError(
                 f"{type(agent).__name__} cannot act for a part of the environments; use a subclass of rein.Agent"
@@ -52,8 +61,16 @@ class CollectionPolicy:
         if epsilon is not None and not hasattr(agent, "explore_by"):
             raise TypeError(f"epsilon: {type(agent).__name__} does not explore with random actions; remove it")
         self._agent, self._num_envs, self._copies, self._epsilon = agent, num_envs, copies, epsilon
-        self._copy = snapshot(agent, shared=[getattr(agent, "exploration", None)])
-        self._copy.generator = generator(agent._root_seed, "collection", agent.env_steps, device=agent.device)
+        self.device = device or agent.device
+        exploration = getattr(agent, "exploration", None)
+        self._copy: Any = None
+        if self.device == agent.device:
+            self._copy = snapshot(agent, shared=[exploration])
+        else:
+            self._copy = build_on(agent, self.device)()
+            if exploration is not None:
+                self._copy.exploration = exploration
+        self._copy.generator = generator(agent._root_seed, "collection", agent.env_steps, device=self.device)
         self._copy.carry, self._carry = None, None  # (R, C) and (N, C)
         noise = getattr(agent, "noise", None)
         self._noise = _Noise(noise, num_envs) if isinstance(noise, OrnsteinUhlenbeck) else None

@@ -18,7 +18,7 @@ from torch import Tensor
 from rein.collection.collector import CollectionPolicy, Collector
 from rein.envs.base.contract import checked_count
 from rein.episodes.step import Collected
-from rein.ops.trees import map_tree, to_device
+from rein.ops.trees import checked_device, map_tree, to_device
 from rein.types import Tree
 
 _POLL = 0.1  # seconds between two checks whether the background thread must end
@@ -39,11 +39,14 @@ class FirstCome:
         max_wait: longest time in seconds to wait for `min_batch` environments. By default there is no limit, except
             that actions are selected if all environments are ready.
         ahead: number of steps that an environment may be ahead of the slowest one.
+        device: device that selects actions with a copy of the parameters, such as "cpu" for a small network beside an
+            agent on a GPU. By default that of the agent.
     """
 
     min_batch: int = 1
     max_wait: float | None = None
     ahead: int = 64
+    device: str | None = None
 
     def __attrs_post_init__(self) -> None:
         for name in ("min_batch", "ahead"):
@@ -98,8 +101,10 @@ class FirstComeCollector(Collector):
                 "by one; use rein.make(..., workers=...), or remove collection"
             )
         super().__init__(agent, environment, options, options.ahead + 1)
-        epsilon_N = _checked_epsilon(epsilon, self.num_envs, agent.device)
-        self._policy = CollectionPolicy(agent, self.num_envs, copies=copies, epsilon=epsilon_N)
+        device = agent.device if options.device is None else checked_device(options.device)
+        epsilon_N = _checked_epsilon(epsilon, self.num_envs, device)
+        copies = copies or device != agent.device
+        self._policy = CollectionPolicy(agent, self.num_envs, copies=copies, epsilon=epsilon_N, device=device)
         self._version = 0  # number of updates of the parameters that the policy uses
         self._acting = threading.Lock()  # held while the policy uses or copies parameters
 
@@ -160,7 +165,7 @@ class FirstComeCollector(Collector):
     def _act(self, rows: list[int]) -> None:
         seeds = self._environment.episode_seeds.tolist()
         episode_options = getattr(self._environment, "episode_options", None)
-        observation = to_device(map_tree(lambda x: x[rows], self._observation), self._agent.device)
+        observation = to_device(map_tree(lambda x: x[rows], self._observation), self._policy.device)
         with self._acting:
             action, extras = self._policy.select_action(observation, rows)
             version = self._version

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rein.agents.base.options import options_of
 from rein.agents.base.policies import load_parameters, parameters_of
 from rein.collection.collector import CollectionPolicy, Collector
 from rein.envs.base.contract import checked_count
 from rein.errors import WorkerDied, optional_import
 from rein.ops.random import stream_seed
 from rein.ops.trees import map_tree, to_device
+from rein.options import options_of
 from rein.types import TimeStep, Tree
 
 logger = logging.getLogger(__name__)

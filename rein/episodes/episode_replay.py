@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from rein.envs.base.contract import agents_per_world
+from rein.envs.base.rendering import as_frame
 from rein.episodes.step import step_active
 from rein.ops.trees import map_tree, to_device
 from rein.types import Episode, TimeStep, Tree
@@ -80,6 +81,32 @@ def replay(
     for turn in range(max(map(len, queues))):
         _play(environment, {index: queue[turn] for index, queue in enumerate(queues) if turn < len(queue)}, film)
     return [comparison.result for comparison in compared]
+
+
+class Clip(NamedTuple):
+    """Stored episode with its frames."""
+
+    frames: np.ndarray[Any, Any]  # (L, height, width, 3) uint8: frames[t] shows the state of action t
+    episode: Episode  # its fields, such as `observation`, have L rows
+
+
+def clip(environment: Any, episode: Episode, *, run: Run | None = None) -> Clip:
+    """Return a stored episode with its frames, which the environment renders in a replay. See `replay`.
+
+    Example::
+
+        frames, episode = clip(rein.make("CartPole-v1", render_mode="rgb_array"), run.episode(17))
+
+    Raises ValueError if the replay differs from the stored episode.
+    """
+    frames: list[np.ndarray[Any, Any]] = []
+    (result,) = replay(environment, [episode], run=run, film=lambda x: frames.append(as_frame(x, environment).copy()))
+    if result.difference is not None:
+        raise ValueError(
+            f"episode {episode.id}: its replay differs in {result.difference.field} at step {result.difference.step}; "
+            "pass the environment of the run, with the same options"
+        )
+    return Clip(np.stack(frames[: episode.length]), episode)
 
 
 class _Comparison:

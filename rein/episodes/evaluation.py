@@ -25,7 +25,7 @@ from rein.ops.trees import to_device
 from rein.protocols import AgentProtocol, Environment, Policy, Replayable, missing_names
 from rein.spaces import children, visible_space
 from rein.spaces.masks import check_masks
-from rein.types import TimeStep, Tree
+from rein.types import StepState, TimeStep, Tree
 
 _DTYPES = (torch.float64, torch.int64, torch.bool)
 SUCCESS = ("is_success", "success")  # entries of infos that report success, in order of preference
@@ -114,6 +114,7 @@ class EvaluationEvent(NamedTuple):
     epoch: int  # epoch of the evaluated parameters
     clocks: Mapping[str, float]  # clocks of the evaluated parameters
     result: Evaluation  # episodes so far, the newest last; all of them in `evaluation_completed`
+    step_state: StepState | None = None  # in `evaluation_step_completed`: the step; `active` is True where it counts
 
 
 @check_keywords
@@ -246,11 +247,13 @@ def play_round(
     recorder: Recorder | None = None,
     episode_seeds: Tensor | None = None,
     check: Callable[[], None] | None = None,
+    stepped: Callable[[StepState], None] | None = None,
 ) -> Evaluation:
     """Play one episode in every environment, and return those that are counted: at most `episodes` - `done`.
 
     Steps of an environment after the end of its episode are not counted. `episode_seeds` are the seeds of all
-    `episodes`. `check` is called before each action, and may raise an error that ends the round.
+    `episodes`. `check` is called before each action, and may raise an error that ends the round. `stepped` is
+    called after each step.
     """
     index_N = torch.arange(done, done + environment.num_envs, device=environment.device)
     if episode_seeds is None:
@@ -259,7 +262,7 @@ def play_round(
         observation = environment.reset_to(episode_seeds[index_N % episodes])
     check_range(observation, environment.single_observation_space)
     policy.reset()
-    played = _play(policy, environment, observation, index_N < episodes, max_episode_steps, recorder, check)
+    played = _play(policy, environment, observation, index_N < episodes, max_episode_steps, recorder, check, stepped)
     return Evaluation(*(column[: episodes - done] for column in played))
 
 
@@ -271,6 +274,7 @@ def _play(
     max_episode_steps: int | None,
     recorder: Recorder | None,
     check: Callable[[], None] | None,
+    stepped: Callable[[StepState], None] | None,
 ) -> Evaluation:
     """Play from the first observation (N, *O). `counted_N` is False for surplus episodes of the last round."""
     device, num_envs = environment.device, environment.num_envs
@@ -311,6 +315,8 @@ def _play(
         if recorder is not None:
             flags = valid_N & counted_N, (truncated_N & valid_N | lost_N) & counted_N
             recorder.record(observation, action, to_device(extras or {}, device), time_step, *flags, seed_N, options)
+        if stepped is not None:
+            stepped(StepState(observation, valid_N & counted_N, action, extras, time_step))
         ended_N = terminated_N | truncated_N
         success_N = torch.where(active_N & ended_N, _success_of(time_step, success_N), success_N)
         active_N = active_N & ~ended_N

@@ -23,6 +23,7 @@ from rein.loop.info import run_info
 from rein.loop.state import INTERRUPT, State
 from rein.ops.trees import map_tree, to_device
 from rein.protocols import AgentProtocol, Environment, Policy, Stateful, Store, missing_names
+from rein.types import StepState
 
 if TYPE_CHECKING:
     from rein.episodes.evaluation_process import Answer
@@ -40,7 +41,10 @@ _METRICS = {  # metric -> attribute of the evaluation
 }
 _CPU = torch.device("cpu")
 _MOMENT = 0.05  # seconds between two checks for an interrupt while a result is awaited
-_EVENTS = _STARTED, _ENDED, _COMPLETED = "evaluation_started", "evaluation_episode_completed", "evaluation_completed"
+_EVENTS = _STARTED, _STEPPED, _ENDED, _COMPLETED = (
+    *("evaluation_started", "evaluation_step_completed"),
+    *("evaluation_episode_completed", "evaluation_completed"),
+)
 
 
 def evaluate_every(
@@ -70,9 +74,11 @@ def evaluate_every(
     Environments that report success also have `<name>_success_rate`, see `rein.evaluate`. Multi-agent worlds also have
     `<name>_world_return`, the mean over worlds, and `<name>_return_<group>`.
 
-    The event `evaluation_started` fires first. `evaluation_episode_completed` fires for each episode, after the round
-    in which every environment plays one episode. `evaluation_completed` fires last. Their handlers read the name, the
-    clocks and the results per episode from `state.evaluation`, a `rein.episodes.EvaluationEvent`.
+    The event `evaluation_started` fires first. `evaluation_step_completed` fires for each step of all environments,
+    unless `background` is set, and again in a round that is repeated after an interrupt.
+    `evaluation_episode_completed` fires for each episode, after the round in which every environment plays one episode.
+    `evaluation_completed` fires last. Their handlers read the name, the clocks and the results per episode from
+    `state.evaluation`, a `rein.episodes.EvaluationEvent`.
     `state.memory["evaluations"]` describes the latest evaluation: `number` (counted over the whole run and all
     evaluations), `name`, `episodes`, and the metrics without their prefix.
 
@@ -161,6 +167,7 @@ class _Evaluator:
     same_episodes: bool
     drops_failures: bool
     recorder: Recorder | None = None
+    handler_error: Exception | None = None  # of a handler of `evaluation_step_completed`
 
     def __attrs_post_init__(self) -> None:
         self.work = Interruptible()
@@ -228,6 +235,8 @@ class _Evaluator:
         parts = [part for part in everything if not missing_names(part, Stateful)]
         columns = state.memory.pop(f"{self.name}/rounds", None)  # {} if the first round was interrupted
         rounds = [to_device(Evaluation(**columns), self.environment.device)] if columns else []
+        if self.events[_STEPPED].listened_to:
+            options["stepped"] = lambda step_state: self._fire_step(state, rounds, step_state)
         if columns is None:
             self._fire(_STARTED, state, self._event(state))
         while (done := sum(len(played.seed) for played in rounds)) < self.episodes:
@@ -241,7 +250,8 @@ class _Evaluator:
                     state.memory[f"{self.name}/rounds"] = to_device(joined(rounds), _CPU)._asdict() if done else {}
                 raise
             except Exception as error:  # raised or logged, depending on on_failure
-                if not self.drops_failures or (self.recorder is not None and self.recorder.failure is error):
+                of_store = self.recorder is not None and self.recorder.failure is error
+                if not self.drops_failures or of_store or error is self.handler_error:
                     raise
                 message = "%s failed in epoch %d; its metrics are dropped and training continues"
                 logger.exception(message, self.name, state.epoch)
@@ -272,6 +282,15 @@ class _Evaluator:
                 self.events[name].fire(state)
             finally:
                 state._evaluation = before
+
+    def _fire_step(self, state: State, rounds: list[Evaluation], step_state: StepState) -> None:
+        """Fire `evaluation_step_completed`, and keep the error of a handler, which `on_failure` does not drop."""
+        event = self._event(state)._replace(step_state=step_state)
+        try:
+            self._fire(_STEPPED, state, event._replace(result=joined(rounds)) if rounds else event)
+        except Exception as error:
+            self.handler_error = error
+            raise
 
     def _fire_episodes(self, state: State, event: EvaluationEvent, new: int) -> None:
         """Fire `evaluation_episode_completed` for the `new` last episodes of the result."""

@@ -10,21 +10,22 @@ from typing import Any, ClassVar, Literal
 import attrs
 
 from rein.loop import Loop
-from rein.loop.checks import check_function
+from rein.loop.checks import check_function, name_of
 from rein.loop.state import State
 from rein.schedules import Schedule
 
 logger = logging.getLogger("rein")
 
-Mode = Literal["min", "max"]
+Mode = Literal["min", "max"] | Callable[[float, float], bool]  # or whether (value, best) is an improvement
 
 
 @attrs.define(eq=False)
 class Improvement:
     """Tracks the best value of a metric, and the number of firings `since` the last improvement.
 
-    A value is better if it is lower (`mode="min"`) or higher ("max") than the best value by more than `min_delta`. The
-    first number is always better. NaN is never better. NaN before the first number is not counted; a warning is logged
+    A value is better if it is lower (`mode="min"`) or higher ("max") than the best value by more than `min_delta`, or
+    if a function as `mode` returns true for it and the best value. The first number is always better. NaN is never
+    better. NaN before the first number is not counted; a warning is logged
     after `patience` of them.
 
     Raises ValueError if a number is out of range.
@@ -41,9 +42,10 @@ class Improvement:
     missing: int = attrs.field(default=0, init=False)  # NaNs before the first number, in this process
 
     def __attrs_post_init__(self) -> None:
-        if self.mode not in ("min", "max"):
+        if self.mode not in ("min", "max") and not callable(self.mode):
             raise ValueError(
-                f'{self.caller}(mode={self.mode!r}): expected "min" (lower is better) or "max" (higher is better)'
+                f'{self.caller}(mode={self.mode!r}): expected "min" (lower is better), "max" (higher is better) or a '
+                "function of the value and the best value"
             )
         if not isinstance(self.patience, int) or self.patience < 0:
             raise ValueError(f"{self.caller}(patience={self.patience}): expected an integer of at least 0")
@@ -61,12 +63,14 @@ class Improvement:
             self.missing += 1
             if self.missing == max(self.patience, 1):
                 logger.warning("%s: %s has been NaN %d times", self.caller, self.metric, self.missing)
-        elif self.best is None or self._is_better(value, self.best):
+        elif self.best is None or (not math.isnan(value) and self._is_better(value, self.best)):
             self.best, self.since = value, 0
         else:
             self.since += 1
 
     def _is_better(self, value: float, best: float) -> bool:
+        if callable(self.mode):
+            return self.mode(value, best)
         return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta
 
     @property
@@ -77,7 +81,8 @@ class Improvement:
     @property
     def config(self) -> dict[str, Any]:
         """Options as JSON."""
-        return {name: getattr(self, name) for name in ("metric", "patience", "mode", "min_delta")}
+        mode = name_of(self.mode) if callable(self.mode) else self.mode
+        return {"metric": self.metric, "patience": self.patience, "mode": mode, "min_delta": self.min_delta}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value and the count."""
@@ -111,7 +116,8 @@ def monitor(
         loop: Loop to attach to.
         metric: Name of the metric.
         action: Function of the state.
-        mode: "min" if lower values are better, "max" if higher values are better.
+        mode: "min" if lower values are better, "max" if higher values are better, or a function of a value and the best
+            value that returns whether the value is better. `min_delta` does not apply to a function.
         patience: Number of consecutive firings without improvement that are allowed.
         min_delta: A value improves the metric if it is better than the best value by more than this. The first number
             always improves it, NaN never. NaN before the first number is not counted; a warning is logged after
@@ -300,7 +306,8 @@ def early_stop(
     Args:
         loop: Loop to halt.
         metric: Name of the metric.
-        mode: "min" if lower values are better, "max" if higher values are better.
+        mode: "min" if lower values are better, "max" if higher values are better, or a function of a value and the best
+            value that returns whether the value is better. `min_delta` does not apply to a function.
         patience: Number of consecutive firings without improvement that are allowed.
         min_delta: A value improves the metric if it is better than the best value by more than this. NaN never improves
             it. NaN before the first number is not counted; a warning is logged after `patience` of them.

@@ -11,12 +11,12 @@ import attrs
 import torch
 
 from rein.agents.base.data_parallel import mean_of_processes
-from rein.agents.base.options import as_json, checked, options_of
 from rein.agents.population import Population
 from rein.errors import refuse_unknown
 from rein.loop import Loop
 from rein.loop.state import State
 from rein.ops.random import generator, restore
+from rein.options import as_json, checked, options_of
 from rein.schedules import as_schedule
 
 logger = logging.getLogger("rein")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import logging
 import os
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch.profiler
-from torch.profiler import ProfilerActivity
+from torch.profiler import ProfilerAction, ProfilerActivity
 
+from rein.episodes import PHASES
 from rein.errors import StoreError
 from rein.files import make_folder
 from rein.handlers.output import rate
@@ -93,7 +95,8 @@ def profile(
     """Profile some iterations of each run with `torch.profiler`, and write a trace.
 
     Open the trace with https://ui.perfetto.dev or chrome://tracing. Each span `ProfilerStep#n` is one iteration with
-    its handlers. CUDA kernels are included if there is a GPU.
+    its handlers, and the spans within it are its phases: `action_selected` ends when that event fires. CUDA kernels are
+    included if there is a GPU.
 
     Args:
         loop: Loop to profile.
@@ -115,7 +118,7 @@ def profile(
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             file = Path(folder, "trace.json")
             profiler.export_chrome_trace(str(file))
-            content = file.read_bytes()
+            content = file.read_bytes() if file.exists() else b""
         if not content.rstrip().endswith(b"}"):  # PyTorch ignores errors of the disk
             raise StoreError(f"{target}: only a part of the trace could be written; is the disk full?")
         write_whole(target, gzip.compress(content) if target.suffix == ".gz" else content)
@@ -133,10 +136,37 @@ def profile(
         loop.cleanups.append(stop)
 
     def stop() -> None:
+        spans.close()
         profiler = _running.pop()
         profiler.__exit__(None, None, None)
         if profiler.step_num < (wait or 1):
             logger.warning("profile: no trace, because the run ended within the first %d iterations (skip=)", wait)
 
     loop.started.attach(start)
-    loop.iteration_completed.attach(lambda state: _running[0].step())
+    spans = _Spans()
+    for name in ("iteration_started", *PHASES, "iteration_completed"):
+        if name in loop.events:
+            loop.event(name).attach(spans.end_phase(name))
+
+
+class _Spans:
+    """Spans of the phases in the trace. The order of the phases is that of the iterations before the profile."""
+
+    def __init__(self) -> None:
+        self._open, self._last = contextlib.ExitStack(), ""
+        self._following: dict[str, str] = {}
+        self.close = self._open.close
+
+    def end_phase(self, name: str) -> Handler:
+        """Return a handler of the event that ends a phase. It begins the span of the next one."""
+
+        def begin_next(state: State) -> None:
+            self.close()
+            self._following[self._last] = name
+            self._last = name
+            if name == "iteration_completed":
+                _running[0].step()
+            if _running[0].current_action is not ProfilerAction.NONE:
+                self._open.enter_context(torch.profiler.record_function(self._following.get(name, name)))
+
+        return begin_next

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import keyword
 import operator
 from collections.abc import Callable, Iterable
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from rein.ops.trees import signature_drift, tree_signature
 
 if TYPE_CHECKING:
     from rein.loop.state import State
-import functools
 
 Step = Callable[["State"], Any]
+
+
+FUNCTIONS = (FunctionType, MethodType, functools.partial)  # not classes and modules, which are values as well
 
 
 def limit(name: str, value: int | None) -> int | None:

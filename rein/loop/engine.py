@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rein.errors import text_of
@@ -114,9 +114,20 @@ def _run_epoch(loop: Loop, source: Batches | None) -> None:
     if not state._halts:
         if source is not None:
             source.begin_epoch(state._iteration)
+        if loop.make_step_state is not None and state.step_state is None:
+            _initialize(loop.make_step_state, state, source)
         _iterate(loop, source)
     if INTERRUPT not in state._halts:
         _end_epoch(loop, loop.epoch_halted if state._halts else loop.epoch_completed)
+
+
+def _initialize(make_step_state: Callable[[Any], Any], state: State, source: Batches | None) -> None:
+    """Set the first step_state from the first batch, which the first iteration gets again. It is None without data."""
+    batch = None if source is None else source.take(state._iteration)
+    if batch is not END:
+        state.step_state = make_step_state(batch)
+        if source is not None:
+            source.give_back(batch)
 
 
 def _iterate(loop: Loop, source: Batches | None) -> None:

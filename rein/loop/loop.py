@@ -6,7 +6,7 @@ import contextlib
 import logging
 import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +19,7 @@ from rein.loop.events import Event
 from rein.loop.filters import NOT_GIVEN
 from rein.loop.metrics import Metrics, Reduce
 from rein.loop.state import HALT_LOOP, INTERRUPT, State
-from rein.ops.trees import checked_device
+from rein.ops.trees import Codec, checked_device
 
 logger = logging.getLogger("rein")
 
@@ -40,6 +40,8 @@ class Loop:
         debug: Log every event with the time since the previous one.
         step_state_types: Classes of the named tuples in the step_state. Loading a state from a file needs them,
             because a file contains only their names.
+        codecs: Other classes in the step_state, by a name that checkpoints contain: class, function that returns an
+            object of it as a dictionary, list or tensor, and function of that value that returns the object.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Loop:
         strict: bool = False,
         debug: bool = False,
         step_state_types: Iterable[type] = (),
+        codecs: Mapping[str, Codec] | None = None,
     ) -> None:
         check_function("Loop(step)", "step", step)
         self.epochs = 1 if epochs is NOT_GIVEN else checks.limit("epochs", epochs)
@@ -62,6 +65,7 @@ class Loop:
             step = torch.compile(step, **({} if compile is True else compile))
         self.step = checks.strict(step) if strict else step
         self.step_state_types = {kind.__name__: kind for kind in step_state_types}
+        self.codecs = {} if codecs is None else dict(codecs)
         self.state = State(metrics=Metrics())
         self.parts: dict[str, Any] = {}
         self.by_chance: set[tuple[str, str]] = set()  # (part, entry of its configuration)
@@ -75,6 +79,7 @@ class Loop:
         self._device = None if device is None else checked_device(device)
         self._source: Batches | None = None
         self._init: Any = None  # `init` of the last run
+        self.make_step_state: Callable[[Any], Any] | None = None  # called with the first batch
         self._debug, self._traced_at = debug, time.perf_counter()
         self.started = self.define("started")
         self.epoch_started = self.define("epoch_started")
@@ -163,7 +168,7 @@ class Loop:
         self,
         name: str,
         source: str | Callable[[State], Any],
-        reduce: str | Reduce = "mean",
+        reduce: str | Reduce | Sequence[str] = "mean",
         *,
         weight: Callable[[State], float] | None = None,
     ) -> None:
@@ -173,12 +178,17 @@ class Loop:
             name: Name of the metric.
             source: Key of the step's metrics, or a function of the state. Steps that return None or lack the key are
                 skipped.
-            reduce: "mean", "sum", "min", "max", "last", or a function of (accumulated value or None, value, count) that
-                returns the new accumulated value.
+            reduce: "mean", "sum", "min", "max", "last", "median" (keeps all values of the epoch), or a function of
+                (accumulated value or None, value, count) that returns the new accumulated value. Several names, such as
+                `("min", "max")`, make the metrics `<name>_min` and `<name>_max`.
             weight: Function of the state that returns the weight of the value in a mean, such as the size of the batch.
                 By default all values have the same weight.
         """
-        self.metrics.accumulate(name, source, reduce, weight)
+        if isinstance(reduce, list | tuple):
+            for each in reduce:
+                self.metrics.accumulate(f"{name}_{each}", source, each, weight)
+        else:
+            self.metrics.accumulate(name, source, reduce, weight)  # type: ignore[arg-type]  # not a sequence
 
     @property
     def metrics(self) -> Metrics:
@@ -228,7 +238,7 @@ class Loop:
             data: Iterable of batches, iterated once per epoch. An iterator is used up over all epochs.
             epochs: Total number of epochs, earlier runs included. None for no limit.
             iterations: Iterations per epoch. None for no limit.
-            init: First step_state.
+            init: First step_state, or a function that returns it for the first batch.
             first_epoch: Number of the first epoch of a new run, 1 by default. A run that starts with the weights of
                 another one can continue its numbers: `epochs` minus `first_epoch` plus 1 epochs are run. Ignored if
                 this run continues an earlier one, for example after a resume.
@@ -272,11 +282,14 @@ class Loop:
 
     def _set_step_state(self, init: Any) -> None:
         state = self.state
+        is_function = isinstance(init, checks.FUNCTIONS)
+        self.make_step_state = init if is_function else None
         if state.step_state is None:
-            state.step_state = init
-        elif self.resumed and init is not None:  # the state came from a file, which contains names but no types
+            state.step_state = None if is_function else init
+        elif self.resumed and init is not None and not is_function:
+            # the state came from a file, which contains names but no types
             state.step_state = saving.retype(state.step_state, init, self.step_state_types)
-        elif init is not None and init is not self._init:
+        elif init is not None and init is not self._init and not self.resumed:
             logger.warning("run(init=...) is ignored: the run continues with its current step_state")
         self._init = init if init is not None else self._init
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import numbers
@@ -49,12 +50,26 @@ def _extreme(of_tensors: Callable[[Tensor, Tensor], Tensor], of_numbers: Callabl
     return reduce
 
 
+def _collect(values: Any, value: Any, count: int) -> list[Any]:
+    values = values if count else []
+    values.append(value)
+    return values
+
+
+def _median(values: list[Any]) -> Tensor:
+    """Return the median, the mean of the two middle values if their number is even; NaN if one is NaN."""
+    if isinstance(values[0], Tensor):
+        return torch.stack(values).float().quantile(0.5)
+    return torch.tensor(values, dtype=torch.float64, device="cpu").quantile(0.5)
+
+
 REDUCTIONS: dict[str, Reduce] = {
     "mean": _add,
     "sum": _add,
     "min": _extreme(torch.minimum, min),
     "max": _extreme(torch.maximum, max),
     "last": lambda _, value, count: value,
+    "median": _collect,
 }
 
 
@@ -150,6 +165,8 @@ class Accumulator:
         """Return the value so far, on its device; NaN if nothing was reported, or if all weights are zero."""
         if self.count == 0 or (self._averages and self.divisor == 0.0):
             return math.nan
+        if isinstance(self.accumulated, list):
+            return _median(self.accumulated)
         return self.accumulated / self.divisor if self._averages else self.accumulated
 
 
@@ -365,7 +382,7 @@ class Metrics(MutableMapping[str, Any]):
         """Return accumulated and assigned values. Computed metrics are saved by their source."""
         return {
             "accumulated": {
-                a.name: {"value": a.accumulated, "count": a.count, "divisor": a.divisor}
+                a.name: {"value": copy.copy(a.accumulated), "count": a.count, "divisor": a.divisor}
                 for a in self._accumulators.values()
             },
             "assigned": dict(self._assigned),
@@ -382,7 +399,7 @@ class Metrics(MutableMapping[str, Any]):
             saved = state["accumulated"].get(name)
             accumulator.zero()
             if saved is not None:
-                accumulator.accumulated, accumulator.count = saved["value"], saved["count"]
+                accumulator.accumulated, accumulator.count = copy.copy(saved["value"]), saved["count"]
                 accumulator.divisor = saved["divisor"]
         self._assigned = dict(state["assigned"])
 

@@ -48,7 +48,7 @@ def save(loop: Loop) -> dict[str, Any]:
         "postponed": state._postponed,
         "epoch_began": loop.epoch_began,
         "step_cut": loop.step_cut,
-        "step_state": pack(state.step_state),
+        "step_state": pack(state.step_state, loop.codecs),
         "metrics": loop.metrics.state_dict(),
         "history": [dict(record._asdict(), metrics=dict(record.metrics)) for record in state.history],
         "clocks": state.clocks.state_dict(),
@@ -83,7 +83,8 @@ def load(loop: Loop, saved: Mapping[str, Any], strict: bool = True) -> list[str]
     load_gradients(own, {} if missing or left else saved.get("gradients", {}))
     state = loop.state
     _load_counters(state, saved)
-    state.step_state = unpack(_copied(saved["step_state"]), loop.step_state_types | namedtuples(state.step_state))
+    types = loop.step_state_types | namedtuples(state.step_state)
+    state.step_state = unpack(_copied(saved["step_state"]), types, loop.codecs)
     loop.metrics.load_state_dict(saved["metrics"])
     state.history.clear()
     state.history.extend(EpochRecord(**record) for record in saved["history"])

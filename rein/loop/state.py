@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import numbers
 import operator
 import time
 import warnings
@@ -272,15 +273,20 @@ class State:
         self._request_halt(HALT_LOOP, reason)
 
     def log(self, name: str, value: Any) -> None:
-        """Pass an image, a video, a histogram or a text to the attached loggers. Assign numbers to `metrics` instead.
+        """Assign a number to `metrics`, or pass an image, a video, a histogram or a text to the attached loggers.
 
         Example::
 
+            state.log("largest_reward", 3.0)
             state.log("weights/actor", Histogram(agent.networks.actor[0].weight))
 
-        `value` is a string, or a `Histogram`, an `Image` or a `Video` of `rein.handlers.loggers`. A value of another
-        type raises TypeError if a logger is attached. Without loggers, nothing happens.
+        `value` is a number or a tensor with one element, a string, or a `Histogram`, an `Image` or a `Video` of
+        `rein.handlers.loggers`. A value of another type raises TypeError if a logger is attached. Without loggers,
+        only numbers are kept.
         """
+        if isinstance(value, numbers.Real) or (isinstance(value, Tensor) and value.numel() == 1):
+            self.metrics[name] = value
+            return
         for receive in self._receivers:
             receive(name, value)
 

@@ -12,6 +12,11 @@ from torch import Tensor
 _NAMED = "__namedtuple__"  # marks a packed NamedTuple; its value is the name of the type
 _FIELDS = "__fields__"
 _TUPLE = "__tuple__"
+_CODEC = "__codec__"  # marks a value that a codec has encoded; its value is the name of the codec
+_ENCODED = "__encoded__"
+
+# class, function that returns an object of it as a tree, and its inverse
+Codec = tuple[type, Callable[[Any], Any], Callable[[Any], Any]]
 
 
 def is_namedtuple(value: object) -> bool:
@@ -78,20 +83,24 @@ def to_device(tree: Any, device: torch.device | str, *, non_blocking: bool = Fal
     return map_tree(lambda x: x.to(device, non_blocking=non_blocking) if isinstance(x, Tensor) else x, tree)
 
 
-def pack(tree: Any) -> Any:
+def pack(tree: Any, codecs: Mapping[str, Codec] | None = None) -> Any:
     """Rewrite NamedTuples and tuples as marked dictionaries and lists, which files can store without pickle.
 
-    Tensors and other leaves are unchanged. `unpack` is the inverse.
+    Objects of the classes in `codecs` become trees, marked with the name of their codec. Tensors and other leaves are
+    unchanged. `unpack` is the inverse.
     """
+    for name, (kind, encode, _) in (codecs or {}).items():
+        if type(tree) is kind:
+            return {_CODEC: name, _ENCODED: pack(encode(tree), codecs)}
     if is_namedtuple(tree):
-        fields = {name: pack(value) for name, value in zip(tree._fields, tree, strict=True)}
+        fields = {name: pack(value, codecs) for name, value in zip(tree._fields, tree, strict=True)}
         return {_NAMED: type(tree).__name__, _FIELDS: fields}
     if isinstance(tree, Mapping):
-        return {key: pack(value) for key, value in tree.items()}
+        return {key: pack(value, codecs) for key, value in tree.items()}
     if isinstance(tree, tuple):
-        return {_TUPLE: [pack(value) for value in tree]}
+        return {_TUPLE: [pack(value, codecs) for value in tree]}
     if isinstance(tree, list):
-        return [pack(value) for value in tree]
+        return [pack(value, codecs) for value in tree]
     return tree
 
 
@@ -100,24 +109,29 @@ def is_packed(tree: Any) -> bool:
     return isinstance(tree, Mapping) and _NAMED in tree
 
 
-def unpack(tree: Any, types: Mapping[str, type] | None = None) -> Any:
+def unpack(tree: Any, types: Mapping[str, type] | None = None, codecs: Mapping[str, Codec] | None = None) -> Any:
     """Undo `pack`. A NamedTuple whose name is in `types` gets that type; any other gets a new type with its fields.
 
-    Types are never imported by name from the data: a file could then choose the code that runs.
+    Types are never imported by name from the data: a file could then choose the code that runs. Raises ValueError for
+    the name of a codec that is not in `codecs`.
     """
     if isinstance(tree, Mapping):
+        if _CODEC in tree:
+            if tree[_CODEC] not in (codecs or {}):
+                raise ValueError(f"the codec {tree[_CODEC]!r} is missing: build the loop with Loop(step, codecs=...)")
+            return codecs[tree[_CODEC]][2](unpack(tree[_ENCODED], types, codecs))  # type: ignore[index]  # not None
         if _NAMED in tree:
             name, fields = str(tree[_NAMED]), tree[_FIELDS]
             kind = (types or {}).get(name)
             if kind is None or set(getattr(kind, "_fields", ())) != set(fields):
                 kind = collections.namedtuple(name, list(fields))
             # by name, because a file may sort the fields
-            return kind(**{field: unpack(value, types) for field, value in fields.items()})
+            return kind(**{field: unpack(value, types, codecs) for field, value in fields.items()})
         if _TUPLE in tree:
-            return tuple(unpack(value, types) for value in tree[_TUPLE])
-        return {key: unpack(value, types) for key, value in tree.items()}
+            return tuple(unpack(value, types, codecs) for value in tree[_TUPLE])
+        return {key: unpack(value, types, codecs) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [unpack(value, types) for value in tree]
+        return [unpack(value, types, codecs) for value in tree]
     return tree
 
 

@@ -33,7 +33,6 @@ from typing import Any, NamedTuple, get_type_hints
 
 import attrs
 
-from rein.agents.base.options import options_of
 from rein.agents.population import Population
 from rein.envs.gymnasium.adapter import GymnasiumEnvironment
 from rein.errors import refuse_unknown
@@ -41,6 +40,7 @@ from rein.handlers.evaluate_every import evaluate_every
 from rein.handlers.record_solved import record_solved
 from rein.loop import Loop
 from rein.ops.random import stream_seed
+from rein.options import options_of
 from rein.protocols import Store
 from rein.schedules import linear
 from rein.training.training_loop import training_loop
@@ -338,7 +338,7 @@ def _document(text: str, names: Collection[str], agent: type[Any], environment: 
 def _help(name: str, agent: type[Any], environment: Any) -> str:
     """Return the help text of an option: from the agent, or from the docstring of the environment."""
     if name in options_of(agent):
-        return options_of(agent)[name].metadata["help"]
+        return options_of(agent)[name].metadata["help"] or "option of the agent"
     for part in inspect.getmro(environment) if inspect.isclass(environment) else [environment]:
         if line := re.search(rf"^ +{name}: (.+?)\.?$", inspect.getdoc(part) or "", re.MULTILINE):
             return line[1]

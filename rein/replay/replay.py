@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rein.ops.trees import checked_device
+from rein.ops.trees import checked_device, map_tree
 from rein.ops.values import NStep, n_step
 from rein.replay.storage import Blocks, Fields, Packing, allocate, example, fits, nest, stack_rows
 from rein.types import Transition, Tree
@@ -289,6 +289,16 @@ class Replay:
         self.flush()
         return nest(self._columns, (column[: self.filled] for column in self._columns.values()))
 
+    def chronological(self) -> dict[str, Tree]:
+        """Return the fields of all slots, (S, N, ...), the oldest slot first. The tensors are copies."""
+        columns = self.columns
+        return map_tree(lambda column: column.roll(-self._oldest, 0), columns)
+
+    @property
+    def _oldest(self) -> int:
+        """Slot of the oldest rows."""
+        return self.next_slot if self.filled == self.slots else 0
+
     def state_dict(self) -> dict[str, Any]:
         """Return the rows as blocks, which stay the same until the ring overwrites them."""
         self.flush()
@@ -328,7 +338,7 @@ class Replay:
     def _find_valid(self) -> Drawable:
         """Return the rows that can be sampled, from the oldest to the newest."""
         rows, drawable = self.slots * self.num_envs, Drawable(self.slots * self.num_envs, self.device)
-        oldest = self.next_slot if self.filled == self.slots else 0
+        oldest = self._oldest
         index_R = (torch.arange(self.filled * self.num_envs, device=self.device) + oldest * self.num_envs) % rows
         drawable_SN = torch.cat((self._drawable(oldest, self.filled - oldest), self._drawable(0, oldest)))
         drawable.replace(index_R, drawable_SN.flatten(), 0)

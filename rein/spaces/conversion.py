@@ -46,8 +46,13 @@ def layout(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
                 f"{space}: torch does not support uint64, and int64 is used instead; give a high of {_LARGEST} at most"
             )
         return tuple(space.shape), np.dtype(_NARROWED.get(dtype.name, dtype))
+    advice = ""
+    if isinstance(space, spaces.Text | spaces.OneOf):
+        advice = "; gymnasium.wrappers.FlattenObservation turns such observations into a Box"
+    if isinstance(space, spaces.Sequence | spaces.Graph):
+        advice = "; pad such observations to a fixed size, with a function in gymnasium.wrappers.TransformObservation"
     raise TypeError(
-        f"{space}: not a tensor; use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these"
+        f"{space}: not a tensor; use Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of these{advice}"
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import logging
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ from rein.store.format.trajectory_reader import (
 )
 from rein.store.row_index import whole_episodes
 from rein.types import EPISODE_COLUMNS, Episode, Episodes, Trajectory, Tree
+
+logger = logging.getLogger("rein")
 
 if TYPE_CHECKING:
     from rein.store.datasets import Sequences, Transitions
@@ -239,14 +242,27 @@ class Run:
         episodes: Collection[int] | np.ndarray | None = None,
         *,
         pad: bool = False,
+        min_length: int | None = None,
     ) -> Sequences:
         """Return windows of `length` consecutive transitions as a dataset. See `rein.store.datasets.Sequences`.
 
         With `pad`, shorter windows at the ends of episodes are padded with zeros, and `valid` is False there.
+        `min_length` selects the finished episodes with at least this many transitions. Without both, a warning states
+        how many of the episodes are shorter than `length` and therefore in no window.
         """
         from rein.store.datasets import Sequences
 
-        return Sequences(self._filled, length, stride, fields, self._chosen(episodes), pad)
+        chosen = self._chosen(episodes)
+        table = self.episodes if chosen is None else chosen
+        short_E = table["length"] < (length if min_length is None else min_length)
+        if min_length is not None:
+            chosen = take_rows(table, ~short_E)
+        elif not pad and short_E.any():
+            logger.warning(
+                f"sequences({length=}): {short_E.sum()} of {len(short_E)} episodes are shorter and are left out; "
+                f"pad=True keeps them, and min_length={length} selects the others"
+            )
+        return Sequences(self._filled, length, stride, fields, chosen, pad)
 
     def _chosen(self, episodes: Collection[int] | np.ndarray | None) -> Table | None:
         """Return the table of the episodes with these ids. Raises TypeError or ValueError for bad ids."""

@@ -23,13 +23,13 @@ import rein.agents
 from rein.agents.base.action_noise import AdaptiveExploration, GaussianNoise, OrnsteinUhlenbeck
 from rein.agents.base.agent import Agent, environment_name
 from rein.agents.base.network_agent import FACTORIES
-from rein.agents.base.options import options_of
 from rein.agents.base.segments import PrioritizedSegments
 from rein.errors import CheckpointError
 from rein.files import absolute
 from rein.integrations.weights_file import load_weights, read_weights
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
 from rein.ops.trees import leaves
+from rein.options import options_of
 from rein.schedules import as_schedule
 from rein.spaces.space_json import Space, space_from_json
 from rein.store.checkpoint_file import Checkpoint, describe_part, differences

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from rein.agents.base.options import options_of
+import rein
+from rein.options import options_of
+from rein.recipes.recipe import _document
 from rein.training.saved_agents import own_agents
 
 ROOT = Path(__file__).parents[2]
@@ -40,3 +42,21 @@ def test_docstring_of_an_agent_lists_every_option_with_its_default(kind: Any) ->
     assert [name for name, _, _ in entries] == list(options_of(kind))
     for name, _, default in entries:
         assert default == repr(options_of(kind)[name].default), name
+
+
+def test_option_without_help_keeps_its_check_and_inherits_the_rest() -> None:
+    class Minimal(rein.PPO):
+        """Agent with a new option and another default."""
+
+        horizon: int = rein.option(default=3, check=rein.options.at_least_one)
+        gamma: float = rein.option(default=0.5)
+
+    assert re.findall(r"^    (?:horizon|gamma).*", Minimal.__doc__ or "", re.MULTILINE) == [
+        "    horizon: Default: 3",
+        "    gamma: discount factor. Default: 0.5",
+    ]
+    assert "horizon: option of the agent." in _document("Recipe.", ["horizon"], Minimal, None)
+    environment = rein.envs.CartPole(1)
+    for invalid in (lambda: Minimal(environment, horizon=0), lambda: Minimal(environment, gamma=2.0)):
+        with pytest.raises(ValueError, match="give"):
+            invalid()

@@ -32,7 +32,7 @@ LEVELS = """
     networks
     spaces
     protocols
-    types
+    types options
     loop schedules
     ops files
     errors lazy accelerators

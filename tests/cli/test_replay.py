@@ -29,7 +29,7 @@ from rein.envs.wrappers.observations import FrameStack
 from rein.envs.wrappers.record_video import RecordVideo
 from rein.envs.wrappers.rewards import ClipReward
 from rein.envs.wrappers.wrapper import Wrapper
-from rein.episodes.episode_replay import replay
+from rein.episodes.episode_replay import clip, replay
 from rein.ops.trees import leaves
 from tests.workers import in_workers
 
@@ -476,3 +476,14 @@ def test_episode_is_replayed_in_its_row(cartpole: rein.Run) -> None:
     assert len(played) == max(episode.length for episode in episodes.values())
     for row, episode in episodes.items():
         assert np.array_equal(played[: episode.length, row], episode.fields["action"])
+
+
+def test_clip_has_a_frame_for_each_state_of_the_episode(tmp_path: Path) -> None:
+    run = record(Gridworld(num_envs=2, seed=0, max_episode_steps=6), tmp_path / "run", 4)
+    environment = Gridworld(num_envs=2, max_episode_steps=6)
+    frames, episode = clip(environment, run.episode(3))
+    assert frames.dtype == np.uint8 and len(frames) == episode.length == len(episode.fields["observation"])
+    environment.reset_to(torch.tensor([episode.seed] * 2))
+    assert np.array_equal(frames[0], environment.render(episode.environment))
+    with pytest.raises(ValueError, match="differs"):
+        clip(Gridworld(num_envs=2, max_episode_steps=2), run.episode(3))

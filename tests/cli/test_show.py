@@ -35,7 +35,7 @@ def test_show_prints_files_numbers_and_fields(path, output):
     assert "steps 110 in 3 environments, 330 in total" in text
     assert "episodes 33, 0 of them truncated" in text
     assert "length mean 13, from 13 to 13" in text
-    assert "episode_return 1 in epoch 1, 11 in epoch 11" in text
+    assert "episode_return first 1 in epoch 1, last 11 in epoch 11, minimum 1 in epoch 1, maximum 11 in" in text
     assert "loss always NaN" in text
     assert "observation/camera/left uint8 110 x 3 x 4 x 5 x 3" in text
     assert f"silx view {path}/trajectories/000011-000011.h5" in text, "viewers of the newest file"

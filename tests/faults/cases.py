@@ -23,7 +23,6 @@ import rein
 import rein.agents
 from rein.agents.base.agent import Agent
 from rein.agents.base.on_policy import OnPolicyAgent
-from rein.agents.base.options import options_of
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.agents.dqn import DQN
 from rein.agents.ppo import PPO
@@ -35,6 +34,7 @@ from rein.handlers.checkpoint import checkpoint
 from rein.handlers.evaluate_every import evaluate_every
 from rein.loop.state import State
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
+from rein.options import options_of
 from rein.store.checkpoint_file import write_checkpoint
 
 EPOCHS, ITERATIONS = 5, 12

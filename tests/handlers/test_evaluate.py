@@ -223,15 +223,33 @@ def test_handler_of_an_episode_can_end_the_evaluation() -> None:
     assert math.isnan(state.metrics["evaluation_return"])
 
 
-def test_error_of_an_event_handler_ends_the_run_with_on_failure_drop() -> None:
+@pytest.mark.parametrize("event", ["evaluation_step_completed", "evaluation_episode_completed"])
+def test_error_of_an_event_handler_ends_the_run_with_on_failure_drop(event: str) -> None:
     loop = make(on_failure="drop")
 
-    @loop.evaluation_episode_completed
+    @loop.event(event)
     def broken(state: State) -> None:
         raise RuntimeError("out of order")
 
     with pytest.raises(RuntimeError, match="out of order"):
         loop.run()
+
+
+def test_steps_of_an_evaluation_fire_with_their_data() -> None:
+    loop, counted, rewards = make(epochs=1, episodes=5), 0, 0.0
+
+    @loop.evaluation_step_completed
+    def collect(state: State) -> None:
+        nonlocal counted, rewards
+        step = state.evaluation.step_state
+        counted += int(step.active.sum())
+        rewards += float(step.time_step.reward[step.active].sum())
+
+    ended = []
+    loop.evaluation_completed(lambda state: ended.append(state.evaluation.result))
+    loop.run()
+    assert counted == int(ended[0].episode_length.sum())
+    assert rewards == pytest.approx(float(ended[0].episode_return.sum()))
 
 
 @pytest.mark.parametrize("step", [1, 3, 20])

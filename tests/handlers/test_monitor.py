@@ -56,6 +56,16 @@ def test_action_repeats_after_patience_plus_one_while_worsening(mode: str, sign:
     assert called_in([sign * n for n in range(20)], patience=patience, mode=mode) == [*range(1 + again, 21, again)]
 
 
+def test_function_as_mode_decides_what_improves() -> None:
+    def closer_to_one(value: float, best: float) -> bool:
+        return abs(value - 1.0) < abs(best - 1.0)
+
+    loop, called = monitored([3.0, 0.0, NAN, 2.5, 0.9, 5.0, -5.0], mode=closer_to_one, patience=1)
+    loop.run()
+    assert called == [4, 7]
+    assert "closer_to_one" in loop.parts["monitor/loss"].config["mode"]
+
+
 def test_best_value_is_kept_after_the_action() -> None:
     assert called_in([1.0, 9.0, 8.0, 7.0, 6.0, 0.5, 9.0, 9.0], patience=1) == [3, 5, 8]
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import rein
+from rein.episodes import PHASES
 from tests import programs
 
 
@@ -30,6 +31,25 @@ def test_trace_has_chosen_iterations_and_their_operations(tmp_path: Path) -> Non
     loop.run()
     assert steps_in(path) == {"ProfilerStep#3", "ProfilerStep#4"}
     assert "aten::mm" in path.read_text()
+
+
+def test_trace_has_a_span_for_each_phase(tmp_path: Path) -> None:
+    environment, path = rein.envs.CartPole(2, seed=0), tmp_path / "trace.json"
+    loop = rein.training_loop(rein.PPO(environment, seed=0), environment, iterations=6)
+
+    @loop.observation_recorded
+    def handler(state: rein.State) -> None:
+        with torch.profiler.record_function("handler"):
+            pass
+
+    rein.handlers.profile(loop, path, skip=2, iterations=2)
+    loop.run(epochs=1)
+    events: list[Any] = json.loads(path.read_text())["traceEvents"]
+    spans = sorted((e["ts"], e["dur"], e["name"]) for e in events if e.get("cat") == "user_annotation")
+    first = [(begin, length, name) for begin, length, name in spans if begin < spans[0][0] + spans[0][1]]
+    begin, *_ = next(span for span in first if span[-1] == "handler")
+    assert [name for *_, name in first if name in PHASES] == [*PHASES]
+    assert [name for start, length, name in first[1:] if start < begin < start + length] == ["observation_recorded"]
 
 
 def test_run_that_ends_early_writes_its_iterations(tmp_path: Path) -> None:

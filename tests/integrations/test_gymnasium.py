@@ -153,9 +153,18 @@ def same(row: torch.Tensor, value: Any) -> bool:
     return np.array_equal(row.numpy(), np.asarray(value).astype(row.numpy().dtype))
 
 
-def test_unsupported_space_raises_in_the_constructor() -> None:
-    with pytest.raises(TypeError, match=r"Text\(.*: not a tensor; use Box, Discrete"):
-        scripted(spaces.Text(4))
+@pytest.mark.parametrize(
+    ("space", "wrapper"),
+    [
+        (spaces.Text(4), "FlattenObservation"),
+        (spaces.Dict(x=spaces.OneOf([spaces.Discrete(2), spaces.Text(4)])), "FlattenObservation"),
+        (spaces.Sequence(spaces.Discrete(3)), "TransformObservation"),
+        (spaces.Graph(spaces.Discrete(3), None), "TransformObservation"),
+    ],
+)
+def test_unsupported_space_raises_in_the_constructor_with_advice(space: spaces.Space[Any], wrapper: str) -> None:
+    with pytest.raises(TypeError, match=rf"not a tensor.*{wrapper}"):
+        scripted(space)
 
 
 @pytest.mark.parametrize(("low", "high"), [(-0.1, 0.1), (0.1, 0.3), (-0.1, 1.0)])

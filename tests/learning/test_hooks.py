@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import rein
+from rein.agents.base.learner import Batch
 
 ROLLOUT = {"hidden": (8,), "rollout_steps": 8}
 REPLAY = {"hidden": (8,), "batch_size": 8, "capacity": 200, "learning_starts": 0}
@@ -71,6 +73,26 @@ def test_hook_on_a_module_fires_in_updates(case: str, kind: str) -> None:
         getattr(agent.networks.get_submodule(name), kind)(hook)
     loop.run()
     assert fired == set(names)
+
+
+@pytest.mark.default_cases(every=3)
+@pytest.mark.parametrize("case", CASES)
+def test_hook_of_the_loss_replaces_what_is_minimized(case: str) -> None:
+    agent, loop = build(case)
+    before = {name: p.detach().clone() for name, p in learned(agent).items()}
+    seen = set()
+
+    def scaled(name: str, loss: Tensor, batch: Batch) -> Tensor:
+        assert loss.requires_grad and batch.size > 0
+        seen.add(name)
+        return loss * 0.0
+
+    for name, learner in agent.learners.items():
+        learner.on_loss = functools.partial(scaled, name)
+    loop.run()
+    assert agent.updates and seen == agent.learners.keys()
+    for name, parameter in learned(agent).items():
+        assert torch.equal(parameter, before[name]), name
 
 
 @pytest.mark.parametrize("case", ["PPO", "SAC", "DQN"])

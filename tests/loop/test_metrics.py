@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import rein
 from rein.loop.metrics import Metrics, ema
 
-REDUCED = {"mean": 2.0, "sum": 6.0, "min": 1.0, "max": 3.0, "last": 3.0}
+REDUCED = {"mean": 2.0, "sum": 6.0, "min": 1.0, "max": 3.0, "last": 3.0, "median": 2.0}
 
 
 def run(values: list[Any], reduce: Any = "mean", epochs: int = 1, **options: Any) -> rein.State:
@@ -53,6 +53,23 @@ def test_custom_reduction_receives_accumulated_value_and_count() -> None:
 
     assert run([2.0, 3.0, 4.0], product).metrics["x"] == 24.0
     assert calls == [(None, 2.0, 0), (2.0, 3.0, 1), (6.0, 4.0, 2)]
+
+
+@pytest.mark.parametrize("number", [float, torch.tensor])
+def test_median_of_an_even_number_of_values_is_resumed_within_an_epoch(number: Any) -> None:
+    def build() -> rein.Loop:
+        loop = rein.Loop(lambda state: {"x": number(state.batch)})
+        loop.metric("x", "x", reduce=("median", "max"))
+        return loop
+
+    loop, values = build(), [4.0, 1.0, 9.0, 3.0]
+    loop.iteration_completed(once=2)(lambda state: loop.interrupt())
+    loop.run(values)
+    saved = loop.state_dict()
+    for again in (loop, build()):
+        if again is not loop:
+            again.load_state_dict(saved)
+        assert dict(again.run(values).metrics) == {"x_median": 3.5, "x_max": 9.0}
 
 
 def test_exponential_moving_average_starts_at_the_first_value() -> None:
@@ -184,9 +201,9 @@ def test_invalid_metric_raises_immediately() -> None:
     with pytest.raises(ValueError, match="the loop already has a metric 'x'; choose another name"):
         loop.metric("x", "y")
     with pytest.raises(
-        ValueError, match="metric 'y': unknown reduce='median'; use mean, sum, min, max, last or a func"
+        ValueError, match="metric 'y': unknown reduce='mode'; use mean, sum, min, max, last, median or a func"
     ):
-        loop.metric("y", "y", reduce="median")
+        loop.metric("y", "y", reduce="mode")
     with pytest.raises(
         TypeError, match="metric 'y': source must be a key of the step's metrics or a function of the state"
     ):

@@ -179,6 +179,23 @@ def test_endless_run_warns_first(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.text.count(warning) == 1
 
 
+@pytest.mark.parametrize("data", [[[1, 2], [3, 4]], iter([[1, 2], [3, 4]]), None])
+def test_function_as_init_gets_the_first_batch_once(data: Any) -> None:
+    loop, batches, calls = rein.Loop(lambda state: [*state.step_state, 1], iterations=2), [], []
+    loop.iteration_completed(lambda state: batches.append(state.batch))
+
+    def init(batch: Any) -> list[int]:
+        calls.append(batch)
+        return [len(batch or ())]
+
+    assert loop.run(data, epochs=1, init=init).step_state == [0 if data is None else 2, 1, 1]
+    assert batches == ([None, None] if data is None else [[1, 2], [3, 4]]) and calls == batches[:1]
+    resumed = rein.Loop(lambda state: [*state.step_state, 1], iterations=2)
+    resumed.load_state_dict(loop.state_dict())
+    assert resumed.run([[5]] * 2, epochs=2, init=init).step_state[-2:] == [1, 1]
+    assert len(calls) == 1
+
+
 def test_other_init_of_a_continued_run_is_ignored_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -188,6 +189,30 @@ def test_named_tuples_keep_fields_and_get_types_from_init() -> None:
     assert untyped.state.step_state.x == 3
     with pytest.raises(AttributeError, match="doubled"):
         loaded(loop.state_dict(), doubling).run(epochs=2, iterations=1)
+
+
+@dataclasses.dataclass
+class Grid:
+    cells: torch.Tensor
+    parts: list[Any]
+
+
+CODECS: Any = {"grid": (Grid, vars, lambda saved: Grid(**saved))}
+
+
+def test_codec_stores_objects_of_a_class_in_a_checkpoint(tmp_path: Path) -> None:
+    def build(codecs: Any) -> rein.Loop:
+        return rein.Loop(lambda state: (Grid(state.step_state[0].cells + 1, [Point(1)]),), codecs=codecs)
+
+    loop = build(CODECS)
+    rein.checkpoint(loop, store=rein.Checkpoints(tmp_path))
+    loop.run(iterations=2, init=(Grid(torch.zeros(2), []),))
+    resumed = build(CODECS)
+    rein.resume(resumed, tmp_path)
+    final = resumed.run(epochs=2, iterations=3).step_state
+    assert type(final[0]) is Grid and final[0].cells.tolist() == [5.0, 5.0] and final[0].parts == [(1,)]
+    with pytest.raises(ValueError, match="grid"):
+        build(None).load_state_dict(loop.state_dict())
 
 
 def test_memory_can_hold_tensors_and_is_loaded_in_place() -> None:

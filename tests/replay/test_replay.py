@@ -201,6 +201,15 @@ def test_staged_rows_keep_their_order():
     assert torch.equal(replay.columns["reward"].flatten(), torch.arange(2000.0))
 
 
+@pytest.mark.parametrize(("steps", "first"), [(3, 0.0), (7, 4.0)])
+def test_chronological_rows_begin_with_the_oldest(steps, first):
+    replay = Replay(10)
+    for step in range(steps):
+        replay.append(make_transition(step, 2))
+    rows = replay.chronological()["reward"]
+    assert rows.flatten().tolist() == list(range(int(first), 2 * steps))
+
+
 def test_memmap_equals_memory_and_its_file_is_unnamed(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)

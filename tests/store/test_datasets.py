@@ -405,3 +405,20 @@ def test_missing_tensordict_raises(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensordict", None)
     with pytest.raises(ImportError, match="pip install tensordict"):
         to_tensordict(open_run(path).transitions()[:3])
+
+
+def test_sequences_of_long_episodes_and_a_warning_for_short_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trajectories, _ = simulate(7, 11)
+    run = open_run(write(tmp_path / "run", trajectories))
+    length_E = run.episodes["length"]
+    long = length_E >= 4
+    selected, expected = run.sequences(2, min_length=4), run.sequences(2, episodes=run.episodes["id"][long])
+    assert 0 < len(selected) == len(expected) < len(run.sequences(2, min_length=1))
+    caplog.clear()
+    run.sequences(4, pad=True)
+    run.sequences(4, min_length=4)
+    assert caplog.text == ""
+    run.sequences(4)
+    assert f"{(~long).sum()} of {len(long)} episodes are shorter" in caplog.text

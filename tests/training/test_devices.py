@@ -73,3 +73,40 @@ with stand_in():
 
 def test_simulated_device_rejects_mixing_and_counts_waits() -> None:
     programs.run("-c", MIXED_DEVICES, cwd=PROGRAM.parent)
+
+
+ACTING_ON_CPU = """
+import torch
+from stand_in_device import NAME, stand_in
+
+import rein
+
+
+def network(observation_space, action_space, generator):
+    return torch.nn.Linear(4, 2)
+
+
+with stand_in():
+    environment = rein.make("CartPole-v1", num_envs=4, seed=0, workers=2, mode="threads")
+    agent = rein.DQN(environment, network=network, learning_starts=16, batch_size=8, device=NAME, seed=0)
+    loop = rein.training_loop(agent, environment, collection=rein.FirstCome(device="cpu"))
+    policy = loop.parts["collection"]._policy
+    select_action, devices = policy.select_action, set()
+
+    def select(observation, rows):
+        action, extras = select_action(observation, rows)
+        devices.add((observation.device.type, action.device.type))
+        return action, extras
+
+    policy.select_action = select
+    loop.run(epochs=2, iterations=16)
+    policy.refresh()
+    pairs = zip(policy._copy.networks.parameters(), agent.networks.parameters())
+    print(agent.updates, devices, all(torch.equal(copy, own.cpu()) for copy, own in pairs))
+    environment.close()
+"""
+
+
+def test_collection_selects_actions_on_its_own_device() -> None:
+    output = programs.run("-c", ACTING_ON_CPU, cwd=PROGRAM.parent).stdout
+    assert output.split("\n")[0] == "112 {('cpu', 'cpu')} True"

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rein.agents.base.options import options_of
 from rein.agents.population import SeparateAgents, rows_of_part, split
+from rein.options import options_of
 from rein.types import Tree
 
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from rein.agents.base.learner import Batch, Loss
-from rein.agents.base.options import option
 from rein.agents.base.replay_agent import ReplayAgent
 from rein.networks.encoder import Features, NetworkFactory
 from rein.networks.heads import check_bounded
 from rein.ops.values import td_target
+from rein.options import option
 from rein.replay.replay import Sample
 from rein.schedules import Schedule
 from rein.types import Tree

@@ -20,7 +20,12 @@ from torch import Tensor, nn
 
 from rein.agents.base.agent_state import check_state, has_state, load_state, public_state, save_state
 from rein.agents.base.optimizers import set_learning_rate
-from rein.agents.base.options import (
+from rein.errors import AgentMeta, explain, hints
+from rein.networks.heads import check_mask
+from rein.ops.parallel import rank
+from rein.ops.random import checked_seed, generator
+from rein.ops.trees import checked_device, leaves
+from rein.options import (
     as_json,
     declared,
     document,
@@ -30,11 +35,6 @@ from rein.agents.base.options import (
     refuse_hidden,
     refuse_unknown,
 )
-from rein.errors import AgentMeta, explain, hints
-from rein.networks.heads import check_mask
-from rein.ops.parallel import rank
-from rein.ops.random import checked_seed, generator
-from rein.ops.trees import checked_device, leaves
 from rein.schedules import Schedule
 from rein.spaces import ACTION_MASK, CRITIC_OBSERVATION, children, entry, is_continuous
 from rein.types import Group, Transition, Tree

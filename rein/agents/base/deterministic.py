@@ -13,9 +13,9 @@ from torch import Tensor
 from rein.agents.base.action_noise import ActionNoise, GaussianNoise, as_noise
 from rein.agents.base.actor_and_critics import ActorAndCritics, ContinuousActions
 from rein.agents.base.learner import Batch
-from rein.agents.base.options import option
 from rein.networks.encoder import Features
 from rein.networks.off_policy import Actor, DeterministicNetworks
+from rein.options import option
 from rein.replay.replay import Sample
 from rein.schedules import Schedule
 from rein.types import Tree

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rein.agents.base.actor_and_critics import ActorAndCritics, ContinuousActions
 from rein.agents.base.learner import Batch
-from rein.agents.base.options import above_zero, option
+from rein.options import above_zero, option
 
 if TYPE_CHECKING:
     from rein.networks.off_policy import Actor

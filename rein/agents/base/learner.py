@@ -131,6 +131,8 @@ class Learner:
         self.guard = guard
         # function of (parameters, gradients), called before gradients are clipped; gradients must not be changed
         self.on_gradients: Callable[[Sequence[Tensor], Sequence[Tensor | None]], None] | None = None
+        # function of (loss, batch) that returns the loss to minimize, called with each micro-batch
+        self.on_loss: Callable[[Tensor, Batch], Tensor] | None = None
         self._finite: FiniteUpdate | None = FiniteUpdate(networks)  # not used with a guard
         self.parameters = [*networks.parameters()]
         self.device = self.parameters[0].device
@@ -215,6 +217,8 @@ class Learner:
         half = torch.autocast(self.device.type, torch.bfloat16, enabled=self._bfloat16)
         with torch.set_grad_enabled(any(parameter.requires_grad for parameter in self.parameters)), half:
             loss, metrics = function(self.networks, batch, coefficients, report=report)
+            if self.on_loss is not None:
+                loss = self.on_loss(loss, batch)
             if share is not None:
                 loss = loss * share
                 metrics = {name: value if value.ndim else value * share for name, value in metrics.items()}

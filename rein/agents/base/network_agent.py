@@ -18,7 +18,8 @@ from rein.agents.base.optimizers import (
     describe_optimizer,
     set_learning_rate,
 )
-from rein.agents.base.options import (
+from rein.networks.encoder import EncoderFactory
+from rein.options import (
     above_zero,
     as_json,
     at_least_one,
@@ -29,7 +30,6 @@ from rein.agents.base.options import (
     option,
     options_of,
 )
-from rein.networks.encoder import EncoderFactory
 from rein.schedules import Schedule
 
 FACTORIES = ("network", "actor", "critic", "value")  # options for custom networks

@@ -18,7 +18,6 @@ from rein.agents.base.agent import cast_action
 from rein.agents.base.learner import Batch
 from rein.agents.base.network_agent import NetworkAgent
 from rein.agents.base.optimizers import Adam
-from rein.agents.base.options import finite, flag, not_negative, option
 from rein.networks.actor_critic import ActorCritic, CoreFactory
 from rein.networks.encoder import Features, NetworkFactory, inputs_of
 from rein.networks.heads import ContinuousHead
@@ -27,6 +26,7 @@ from rein.ops.distributions import Distribution
 from rein.ops.losses import clipped_surrogate, clipped_value_loss
 from rein.ops.statistics import masked_mean
 from rein.ops.trees import map_tree
+from rein.options import finite, flag, not_negative, option
 from rein.replay.rollout import Rollout
 from rein.schedules import Schedule
 from rein.types import Transition, Tree

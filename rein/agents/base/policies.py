@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from rein.agents.base.action_noise import random_choices
 from rein.agents.base.agent_state import PER_ENVIRONMENT, load_state, save_state
-from rein.agents.base.options import options_of
 from rein.errors import explain
 from rein.networks.normalizers import RewardNormalizer
 from rein.ops.random import generator, own_state, restore_own
 from rein.ops.trees import checked_device, leaves, map_tree, to_device
+from rein.options import options_of
 from rein.spaces import CRITIC_OBSERVATION, choices, entry, mask_of
 from rein.spaces.masks import check_masks
 from rein.spaces.numpy_values import Values
@@ -47,7 +47,7 @@ class AgentPolicy:
         self.action_space = agent.action_space
         self._agent = self._source = agent
         if self.device != agent.device:
-            self._agent = _builder(agent, self.device)()
+            self._agent = build_on(agent, self.device)()
         self._explore = explore
         self._epsilon = epsilon
         self._version = -1  # number of updates of the copied parameters
@@ -150,7 +150,7 @@ class AgentPolicy:
 
     def builder(self, device: torch.device) -> Callable[[], AgentPolicy]:
         """Return a function that builds this policy on a device with its own agent, for another process."""
-        return functools.partial(_built_policy, _builder(self._source, device), self._explore, self._epsilon)
+        return functools.partial(_built_policy, build_on(self._source, device), self._explore, self._epsilon)
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of the parameters and counters of the agent on the CPU. `load_snapshot` loads it."""
@@ -177,7 +177,7 @@ class AgentPolicy:
         self.carry = None if state["carry"] is None else state["carry"].to(self.device, copy=True)
 
 
-def _builder(agent: Agent, device: torch.device) -> Callable[[], Agent]:
+def build_on(agent: Agent, device: torch.device) -> Callable[[], Agent]:
     """Return a function that builds an agent with the same options on a device."""
     options: dict[str, Any] = {name: getattr(agent, name) for name in options_of(type(agent))} | {"device": device}
     return functools.partial(type(agent), agent.observation_space, agent.action_space, **options)

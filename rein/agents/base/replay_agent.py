@@ -17,9 +17,9 @@ from rein.accelerators import find
 from rein.agents.base.action_noise import AdaptiveExploration, random_action
 from rein.agents.base.agent import cast_action
 from rein.agents.base.network_agent import NetworkAgent
-from rein.agents.base.options import above_zero, at_least_one, in_unit_interval, not_below_zero, one_of, option
 from rein.networks.heads import count_actions
 from rein.ops.values import polyak_
+from rein.options import above_zero, at_least_one, in_unit_interval, not_below_zero, one_of, option
 from rein.replay.replay import Replay
 from rein.schedules import Schedule
 from rein.types import Transition, Tree

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from rein.agents.base.action_noise import Amount, as_amount
 from rein.agents.base.learner import Loss
-from rein.agents.base.options import at_least_one, option
 from rein.agents.base.policies import AgentPolicy
 from rein.agents.base.replay_agent import DiscreteActions, ReplayAgent
 from rein.networks.q_networks import Network, OnlineAndTarget
 from rein.ops.exploration import boltzmann, epsilon_greedy
 from rein.ops.values import mask_values
+from rein.options import at_least_one, option
 from rein.replay.frames import FrameReplay, PrioritizedFrameReplay
 from rein.schedules import Schedule, linear
 from rein.spaces import mask_of

@@ -22,7 +22,7 @@ WHITE, LINE, GREY, DARK = (255, 255, 255), (205, 205, 210), (225, 225, 230), (20
 BLUE, PALE, GREEN, RED, YELLOW = (45, 90, 190), (150, 180, 230), (88, 175, 98), (208, 84, 78), (240, 200, 70)
 _CELL = 48  # pixels
 DEFAULT_FPS = 30.0
-_SUFFIXES = (".mp4", ".mkv", ".mov", ".avi")
+_SUFFIXES = (".mp4", ".mkv", ".mov", ".avi", ".gif")
 
 
 def board(cells: Sequence[Sequence[Colour]], disc: Point | None = None) -> Frame:
@@ -114,17 +114,20 @@ def as_frame(rendered: Any, environment: Any) -> Frame:
 class Video:
     """Video file, written under a temporary name until it is finished.
 
-    Raises ImportError without imageio and ffmpeg, and ValueError if the suffix is not .mp4, .mkv, .mov or .avi. The
-    message begins with `option`.
+    A .gif file repeats endlessly, and its frames are kept in memory until it is finished.
+
+    Raises ImportError without imageio and ffmpeg, and ValueError if the suffix is not .mp4, .mkv, .mov, .avi or .gif.
+    The message begins with `option`.
     """
 
     def __init__(self, path: Path, fps: float, option: str = "") -> None:
         if path.suffix.lower() not in _SUFFIXES:
             raise ValueError(f"{option}{path}: give a file name that ends with {', '.join(_SUFFIXES)}")
         self.path, self._part = path, path.with_name(f"{path.stem}.part{path.suffix}")
-        self._writer = imageio(option.strip() or "a video").get_writer(
-            self._part, format="FFMPEG", fps=fps, macro_block_size=2
-        )
+        encoding = {"format": "FFMPEG", "fps": fps, "macro_block_size": 2}
+        if path.suffix.lower() == ".gif":
+            encoding = {"format": "GIF", "duration": 1000 / fps, "loop": 0}
+        self._writer = imageio(option.strip() or "a video").get_writer(self._part, **encoding)
         self._shape: tuple[int, ...] | None = None
 
     def add(self, frame: Frame) -> None:
@@ -134,7 +137,7 @@ class Video:
             raise EnvironmentContractError(
                 f"{self.path}: all frames of a video must have the shape of the first, {self._shape}; got {frame.shape}"
             )
-        self._writer.append_data(frame)
+        self._writer.append_data(frame[..., 0] if frame.shape[2:] == (1,) else frame)
 
     def finish(self, path: Path | None = None) -> None:
         """Close the file and move it to `path`, by default the path of the constructor."""

@@ -294,9 +294,8 @@ class _Attachment:
         """Let the thread write a value of `state.log`. Raises TypeError for a value of another kind."""
         method = "write_text" if isinstance(value, str) else getattr(value, "method", None)
         if method not in _MEDIA:
-            hint = "; assign numbers to state.metrics[name]" if isinstance(value, int | float) else ""
             raise TypeError(
-                f"state.log({name!r}, {value!r:.80}): expected a Histogram, an Image, a Video or a string{hint}"
+                f"state.log({name!r}, {value!r:.80}): expected a number, a Histogram, an Image, a Video or a string"
             )
         if hasattr(self._logger, method):
             self._put(method, self._loop.state.clocks.as_dict(), name, value, size=getattr(value, "nbytes", 0))

@@ -12,7 +12,9 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from rein.envs.base.rendering import Video
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
 from rein.envs.gymnasium import GymnasiumEnvironment
@@ -233,3 +235,16 @@ def test_frame_with_changed_shape_raises(tmp_path: Path) -> None:
         recorded.apply_action(torch.zeros(1, dtype=torch.int64))
     recorded.close()
     assert len(film(tmp_path / "episode-000001.mp4")) == 1
+
+
+@pytest.mark.parametrize("shape", [(31, 47), (31, 47, 1), (31, 47, 3)])
+def test_gif_has_all_frames_at_their_rate(shape: tuple[int, ...], tmp_path: Path) -> None:
+    video = Video(tmp_path / "film.gif", fps=20)
+    for step in range(3):
+        video.add(np.full(shape, 60 * step, np.uint8))
+    assert not (tmp_path / "film.gif").exists()
+    video.finish()
+    frames = film(tmp_path / "film.gif", 31, 47)
+    assert [round(float(frame.mean()) / 60) for frame in frames] == [0, 1, 2]
+    with Image.open(tmp_path / "film.gif") as gif:
+        assert (gif.info["duration"], gif.info["loop"]) == (50, 0)

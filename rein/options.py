@@ -2,6 +2,8 @@
 
 Example::
 
+    from rein.options import in_unit_interval, layers, not_negative, option
+
     class MyAgent(rein.Agent):
         gamma: float = option(default=0.99, check=in_unit_interval, help="discount factor")
         learning_rate: float | Schedule = option(default=1e-3, check=not_negative, help="step size of Adam")
@@ -39,8 +41,9 @@ def option(
 
     Args:
         default: Default value. An option without a default is required.
-        help: One line for the class documentation and the command line. If None, help, check and `fixed` are inherited
-            from the option of the same name in a base class or in `SHARED`.
+        help: One line for the class documentation and the command line. If None, it is inherited from the option of
+            the same name in a base class or in `SHARED`, as are the type, and `check` and `fixed` if they are not
+            given. A new option then has an empty text.
         check: Function that returns the value to store, or raises ValueError or TypeError.
         fixed: Whether the option can only be set when the agent is built.
     """
@@ -212,12 +215,9 @@ def _with_check(cls: type, field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
     if field.metadata["help"] is None:
         bases = (options_of(base).get(field.name) for base in cls.__mro__[1:] if attrs.has(base))
         inherited = next((option for option in bases if option is not None), None)
-        if inherited is not None:
-            field = field.evolve(metadata=inherited.metadata, type=inherited.type)
-        elif field.name in SHARED:
-            field = field.evolve(metadata=SHARED[field.name])
-        else:
-            raise TypeError(f"{cls.__name__}.{field.name}: a new option requires help=, a description")
+        defaults = SHARED.get(field.name, _shared("")) if inherited is None else inherited.metadata
+        own = {name: value for name, value in field.metadata.items() if value}
+        field = field.evolve(metadata={**defaults, **own}, type=field.type if inherited is None else inherited.type)
 
     def convert(value: Any, agent: object, field: attrs.Attribute[Any]) -> Any:
         return checked(agent, field, value)
@@ -283,7 +283,7 @@ def document(cls: type) -> None:
         [parameter.replace(annotation=types.get(parameter.name, Any)) for parameter in parameters]
     )
     lines = [
-        f"    {name}: {field.metadata['help']}. Default: {_shown(field.default)}"
+        f"    {name}: {field.metadata['help'] and field.metadata['help'] + '. '}Default: {_shown(field.default)}"
         for name, field in options_of(cls).items()
     ]
     cls.__doc__ = f"{inspect.cleandoc(cls.__doc__ or cls.__name__)}\n\nOptions:\n" + "\n".join(lines)
