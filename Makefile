@@ -16,7 +16,7 @@ help:
 	@echo 'make test       lint, format and type check, and all tests except the slow ones'
 	@echo 'make test-slow  the slow tests; TESTS=tests/agents selects a folder'
 	@echo 'make test-faults  all tests of kills, signals, full disks, damaged files and leaks; about 25 minutes on two cores'
-	@echo 'make test-viewers  H5Web in Chromium, silx, h5dump and PyTables on the files of runs; keeps screenshots'
+	@echo 'make test-viewers  H5Web in Chromium, silx, h5dump and PyTables on files of runs, and the site; keeps screenshots'
 	@echo 'make test-compat  environments of other packages, each in a virtual environment; PACKAGES="minigrid brax" selects'
 	@echo 'make docs       build the documentation site in build/docs'
 	@echo 'make dist       build the sdist and the wheel in dist'
@@ -39,7 +39,7 @@ test-slow: .venv/installed-test
 test-faults: .venv/installed-test
 	REIN_FAULTS=1 $(PYTEST) --maxprocesses 2 --timeout 3600 -rP -m '' tests/faults
 
-test-viewers: viewers .venv/installed-test .venv/installed-viewers build/viewers/bundle.js
+test-viewers: viewers docs .venv/installed-test .venv/installed-viewers build/viewers/bundle.js
 	REIN_VIEWERS=build/viewers $(BIN)/python -m pytest --timeout 600 tests/viewers
 	@echo 'screenshots: build/viewers/screenshots; python docs/screenshots.py makes those of docs/reference/file_format.md'
 

@@ -344,6 +344,7 @@ def plot(name: str) -> None:
     import matplotlib
 
     matplotlib.use("agg")
+    matplotlib.rc_file(FOLDER.parent / "matplotlibrc")
     import matplotlib.pyplot as plt
 
     curve = CURVES[name]

@@ -14,17 +14,17 @@ from sphinx.application import Sphinx
 
 from rein.options import options_of
 
-HEADER = ("option", "default", "meaning")
+HEADER = ("option", "type", "default", "meaning")
 
 
-def rows(kind: type) -> list[tuple[str, Any, str, bool]]:
-    """Return name, default, help and whether it is fixed; options of the class itself come before inherited ones."""
+def rows(kind: type) -> list[tuple[str, str, Any, str, bool]]:
+    """Return name, type, default, help and whether it is fixed. Options of the class come before inherited ones."""
     options = options_of(kind)
     names: dict[str, None] = {}
     for base in kind.__mro__:
         names |= dict.fromkeys(name for name in vars(base).get("__annotations__", ()) if name in options)
     found = (options[name] for name in names)
-    return [(field.name, field.default, field.metadata["help"], field.metadata["fixed"]) for field in found]
+    return [(each.name, str(each.type), each.default, each.metadata["help"], each.metadata["fixed"]) for each in found]
 
 
 class OptionsTable(Directive):
@@ -36,13 +36,13 @@ class OptionsTable(Directive):
         """Return the table."""
         module, _, name = self.arguments[0].rpartition(".")
         group = nodes.tgroup("", cols=len(HEADER))
-        group += [nodes.colspec(colwidth=width) for width in (22, 22, 56)]
+        group += [nodes.colspec(colwidth=width) for width in (22, 18, 14, 46)]
         group += nodes.thead("", _row(*(nodes.paragraph(text=title) for title in HEADER)))
         body = nodes.tbody()
-        for option, default, meaning, fixed in rows(getattr(importlib.import_module(module), name)):
+        for option, kind, default, meaning, fixed in rows(getattr(importlib.import_module(module), name)):
             label = nodes.paragraph("", "", nodes.literal(text=option), nodes.Text("" if fixed else " *"))
-            value = nodes.paragraph("", "", nodes.literal(text=repr(default)))
-            body += _row(label, value, nodes.paragraph(text=meaning))
+            values = (nodes.paragraph("", "", nodes.literal(text=text)) for text in (kind, repr(default)))
+            body += _row(label, *values, nodes.paragraph(text=meaning))
         group += body
         note = nodes.paragraph(text="* can be assigned during a run, for example ")
         note += [nodes.literal(text="agent.learning_rate = 1e-4"), nodes.Text(".")]

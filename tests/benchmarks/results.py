@@ -313,9 +313,10 @@ def main() -> None:
     rows = table(options.runs)
     if options.output is None:
         print(rows)
-    else:  # replace the table, which is the end of the page
+    else:  # replace the table
         page = options.output.read_text(encoding="utf-8")
-        options.output.write_text(page[: page.index(HEADING)] + rows, encoding="utf-8")
+        before, after = page.split(HEADING)
+        options.output.write_text(before + rows + after[after.index("\n\n") + 1 :], encoding="utf-8")
 
 
 if __name__ == "__main__":

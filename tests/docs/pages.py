@@ -33,6 +33,5 @@ def shell_of(page: Path) -> list[str]:
 
 def section(name: str) -> list[Path]:
     """Return the pages of a section in the order of the navigation."""
-    index = (DOCS / "index.md").read_text(encoding="utf-8")
-    listed = [DOCS / f"{entry}.md" for entry in re.findall(rf"^({name}/\w+)$", index, re.MULTILINE)]
-    return listed or sorted((DOCS / name).glob("*.md"))
+    _, *toctrees = (DOCS / name / "index.md").read_text(encoding="utf-8").split("```{toctree}\n")
+    return [DOCS / name / f"{entry}.md" for tree in toctrees for entry in re.findall(r"^(\w+)$", tree, re.MULTILINE)]

@@ -1,7 +1,8 @@
-"""Tasks of a first day with rein: each is solved by code of one page that is short enough to paste."""
+"""Tasks of a first day with rein: each is solved by code of a page that is short enough to paste."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -158,3 +159,111 @@ def test_sac_on_halfcheetah_with_tensorboard_in_8_lines(tmp_path: Path) -> None:
     assert code_lines(program) <= 8
     run(program.replace("1_000_000", "1_200"), tmp_path)
     assert list((tmp_path / "runs/halfcheetah/tensorboard").glob("events.*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "contains", "lines"),
+    [
+        ("action_masks.md", "action_mask=True", 6),
+        ("adaptive_learning_rate.md", "def adapt", 16),
+        ("custom_losses.md", "class LogCoshDQN", 20),
+        ("custom_replay.md", "class DistinctSAC", 15),
+        ("populations.md", "best = agent.agent(2)", 12),
+        ("shape_rewards.md", "def shape", 16),
+    ],
+    ids=["masks", "learning rate from KL", "loss", "without replacement", "population", "shaped reward"],
+)
+def test_program_of_a_page_is_short_and_runs(page: str, contains: str, lines: int, tmp_path: Path) -> None:
+    program = block(page, contains)
+    assert code_lines(program) <= lines
+    run(program, tmp_path)
+
+
+@pytest.mark.slow
+def test_curiosity_in_25_lines(tmp_path: Path) -> None:
+    program = block("shape_rewards.md", "def curiosity")
+    assert code_lines(program) <= 25
+    run("import rein\n" + program, tmp_path)
+
+
+@pytest.mark.slow
+def test_asynchronous_run_in_6_lines(tmp_path: Path) -> None:
+    program = block("collection.md", "rein.Asynchronous(ahead=16")
+    assert code_lines(program) <= 6
+    assert float(run("import rein\n" + program, tmp_path)) >= 0.0
+
+
+@pytest.mark.slow
+def test_student_learns_from_a_teacher_in_12_lines(tmp_path: Path) -> None:
+    teacher, program = block("imitate.md", "teacher = rein.PPO"), block("imitate.md", "def ask_teacher")
+    assert code_lines(program) <= 12
+    assert float(run(teacher + program, tmp_path).split()[-1]) > 400.0
+
+
+@pytest.mark.slow
+def test_parallel_environment_of_pettingzoo_in_35_lines(tmp_path: Path) -> None:
+    program = block("multi_agent.md", "class Meet")
+    assert code_lines(program) <= 35
+    assert float(run("import rein\n" + program, tmp_path)) > -10.0
+
+
+@pytest.mark.slow
+def test_sweep_over_learning_rates_in_8_lines(tmp_path: Path) -> None:
+    training = block("seeds_and_sweeps.md", "def train", TUTORIALS).replace("30_000", "2_000")
+    program = block("seeds_and_sweeps.md", "product(rates", TUTORIALS)
+    assert code_lines(program) <= 8
+    output = run(training + program + 'print(rein.list_runs("runs"))', tmp_path)
+    assert output.count("learning rate 0.0003, seed") == 2
+    assert output.count("completed") == 4
+
+
+@pytest.mark.slow
+def test_onnx_without_rein_in_8_lines_each(tmp_path: Path) -> None:
+    for package in ("onnx", "onnxruntime", "onnxscript", "safetensors"):
+        pytest.importorskip(package)
+    parts = [
+        block("export.md", text) for text in ('rein.export(policy, "policy.onnx")', 'InferenceSession("policy.onnx")')
+    ]
+    assert all(code_lines(program) <= 8 for program in parts)
+    run(parts[0], tmp_path)
+    assert "import rein" not in parts[1]
+    assert run(parts[1], tmp_path).startswith("[")
+
+
+@pytest.mark.slow
+def test_options_from_a_file_in_5_lines(tmp_path: Path) -> None:
+    page = (HOW_TO / "config_files.md").read_text(encoding="utf-8")
+    (options,) = re.findall(r"^```\{code-block\} toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert code_lines(options) <= 4
+    (tmp_path / "small-clip.toml").write_text(options, encoding="utf-8")
+    assert "rein train --config small-clip.toml " in page
+    arguments = ("train", "--config", "small-clip.toml", "--epochs", "1", "--quiet")
+    done = programs.Program("-m", "rein", *arguments, cwd=tmp_path, env=ENVIRONMENT).wait()
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "runs/cartpole/run.json").read_text(encoding="utf-8"))["parts"]["agent"]["config"]
+    assert (config["clip"], config["hidden"]) == (0.1, [64, 64])
+
+
+@pytest.mark.slow
+def test_live_plot_in_20_lines(tmp_path: Path) -> None:
+    setup, program = (
+        block("handlers.md", text, REFERENCE) for text in ("loop = rein.training_loop(", "live_plot(loop")
+    )
+    program = setup + program + "loop.run(epochs=5)\nfigure.savefig('curves.png')\n"
+    assert code_lines(program) <= 20
+    run(program, tmp_path)
+    assert (tmp_path / "curves.png").stat().st_size > 5_000
+
+
+@pytest.mark.slow
+def test_own_minari_dataset_in_8_lines_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("minari")
+    monkeypatch.setitem(ENVIRONMENT, "MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    record = block("evaluate_and_film.md", 'store="runs/film"').replace("runs/film", "runs/cartpole")
+    export, learn = block("export.md", "export_minari(run"), block("offline.md", "MinariData(", TUTORIALS)
+    assert max(code_lines(export), code_lines(learn)) <= 8
+    learn = learn.replace("mujoco/halfcheetah/medium-v0", "cartpole/ppo-v0").replace("rein.IQL", "rein.BC")
+    run(record, tmp_path)
+    run(export, tmp_path)
+    run("import rein\n" + learn.replace("epochs=100", "epochs=1, iterations=10"), tmp_path)

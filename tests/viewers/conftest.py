@@ -1,6 +1,6 @@
-"""Fixtures of tests that open files of runs in real viewers.
+"""Fixtures of tests that open files of runs in real viewers, and the documentation site in Chromium.
 
-Only `make test-viewers` runs these tests. It builds H5Web and sets REIN_VIEWERS.
+Only `make test-viewers` runs these tests. It builds H5Web and the site, and sets REIN_VIEWERS.
 
 Shapes: H rows and W columns of an image.
 """
@@ -8,11 +8,12 @@ Shapes: H rows and W columns of an image.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -24,6 +25,19 @@ from rein.envs.gymnasium import GymnasiumEnvironment
 
 BUILT = os.environ.get("REIN_VIEWERS", "")  # folder of H5Web and of the screenshots
 collect_ignore_glob = [] if BUILT else ["test_*.py"]
+
+# No network requests, and WebGL without a GPU for three.js.
+OPTIONS = [
+    "--no-sandbox",
+    "--use-gl=angle",
+    "--use-angle=swiftshader",
+    "--enable-unsafe-swiftshader",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 VECTORS = ("cartpole", "--epochs", "12", "--checkpoint-every", "12")
 GREYSCALE = ("pong", "--num-envs", "2", "--iterations", "16", "--epochs", "2", "--checkpoint-every", "0")
@@ -53,6 +67,18 @@ class View(NamedTuple):
 def built() -> Path:
     """Return the folder of H5Web."""
     return Path(BUILT).resolve()
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    """Start a new Chromium for each test, because WebGL may hang after hundreds of drawings."""
+    from playwright.sync_api import sync_playwright
+
+    executable = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, headless=True, args=OPTIONS)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="session")

@@ -6,31 +6,17 @@ Shapes: H rows and W columns of a screenshot, three colors.
 from __future__ import annotations
 
 import io
-import os
 import re
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Page, Route, sync_playwright
+from playwright.sync_api import Browser, Page, Route
 
-# No network requests, and WebGL without a GPU for three.js.
-OPTIONS = [
-    "--no-sandbox",
-    "--use-gl=angle",
-    "--use-angle=swiftshader",
-    "--enable-unsafe-swiftshader",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 ADDRESS = "http://localhost/"
 SLIDERS = "[role=slider][aria-orientation=vertical]"  # sliders of dimensions; the horizontal ones limit colors
 
@@ -105,19 +91,13 @@ def crop(screen_HW3: np.ndarray) -> np.ndarray:
 
 
 @pytest.fixture
-def h5web(built: Path) -> Iterator[Callable[[Path], H5Web]]:
-    """Start a new browser for each test, because WebGL may hang after hundreds of drawings."""
-
+def h5web(built: Path, browser: Browser) -> Callable[[Path], H5Web]:
     def answer(route: Route) -> None:
         route.fulfill(path=built / route.request.url.removeprefix(ADDRESS))
 
-    executable = os.environ.get("CHROMIUM") or shutil.which("chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, headless=True, args=OPTIONS)
-        page = browser.new_page(viewport={"width": 1000, "height": 560})
-        page.route("**/*", answer)
-        yield lambda path: H5Web(page, path)
-        browser.close()
+    page = browser.new_page(viewport={"width": 1000, "height": 560})
+    page.route("**/*", answer)
+    return lambda path: H5Web(page, path)
 
 
 @pytest.mark.parametrize(
