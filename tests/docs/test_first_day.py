@@ -45,6 +45,12 @@ def run(program: str, folder: Path) -> str:
     return done.stdout
 
 
+def train(*words: str, folder: Path) -> None:
+    """Run `rein train` in a folder."""
+    done = programs.Program("-m", "rein", "train", *words, cwd=folder, env=ENVIRONMENT).wait()
+    assert done.returncode == 0, done.stderr
+
+
 def test_resume_after_kill_9_in_8_lines(tmp_path: Path) -> None:
     program = block("resume.md", "rein.resume(loop)")
     assert code_lines(program) <= 8
@@ -235,14 +241,28 @@ def test_onnx_without_rein_in_8_lines_each(tmp_path: Path) -> None:
 def test_options_from_a_file_in_5_lines(tmp_path: Path) -> None:
     page = (HOW_TO / "config_files.md").read_text(encoding="utf-8")
     (options,) = re.findall(r"^```\{code-block\} toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert code_lines(options) <= 4
-    (tmp_path / "small-clip.toml").write_text(options, encoding="utf-8")
-    assert "rein train --config small-clip.toml " in page
-    arguments = ("train", "--config", "small-clip.toml", "--epochs", "1", "--quiet")
-    done = programs.Program("-m", "rein", *arguments, cwd=tmp_path, env=ENVIRONMENT).wait()
-    assert done.returncode == 0, done.stderr
-    config = json.loads((tmp_path / "runs/cartpole/run.json").read_text(encoding="utf-8"))["parts"]["agent"]["config"]
-    assert (config["clip"], config["hidden"]) == (0.1, [64, 64])
+    (tmp_path / "lander.toml").write_text(options, encoding="utf-8")
+    assert "rein train --config lander.toml --env CartPole-v1 " in page
+    train("--config", "lander.toml", "--env", "CartPole-v1", "--env-steps", "2_048", "--quiet", folder=tmp_path)
+    (info,) = (tmp_path / "runs").glob("*/run.json")
+    config = json.loads(info.read_text(encoding="utf-8"))["parts"]["agent"]["config"]
+    assert (config["learning_rate"], config["hidden"]) == (0.001, [64, 64])
+
+
+@pytest.mark.slow
+def test_any_environment_from_the_command_line(tmp_path: Path) -> None:
+    page = (DOCS / "get_started/first_run.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^rein train (--env .*)$", page, re.MULTILINE)
+    train(*command.split(), folder=tmp_path)
+    assert rein.load_agent(tmp_path / "runs/CartPole-v1-ppo").env_steps == 20_000
+
+
+@pytest.mark.slow
+def test_policy_in_a_program_and_in_a_web_service(tmp_path: Path) -> None:
+    texts = ("rein.load_policy(", "gymnasium.make(", "import numpy", "class PolicyHandler", "def ask(observation)")
+    training, loop, batch, service, clients = (block("use_a_policy.md", text) for text in texts)
+    assert (code_lines(loop) <= 12, code_lines(service + clients) <= 40) == (True, True)
+    run(training + loop + batch + service + clients, tmp_path)
 
 
 @pytest.mark.slow
