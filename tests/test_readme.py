@@ -90,5 +90,6 @@ def test_rein_command_exists(line: str) -> None:
     words = shlex.split(line)[1:]
     options = [word.partition("=")[0] for word in words if word.startswith("--")]
     before_options = words[: next((i for i, word in enumerate(words) if word.startswith("--")), len(words))]
+    before_options += words[1:5] if words[1:2] == ["--env"] else []  # the agent has options, too
     shown = programs.run("-m", "rein", *before_options, "--help").stdout
     assert [option for option in options if option not in shown] == []

@@ -182,7 +182,8 @@ def made_by(run: Run | Described, env: str, render_mode: str | None = None, **op
     source = maker.args[0] if isinstance(maker, functools.partial) else None
     if callable(source):
         made: Any = source()
-        if hasattr(made, "apply_action") or not hasattr(made, "step"):  # not an environment of Gymnasium
+        is_gymnasium = hasattr(made, "step") and not hasattr(made, "apply_action") and not isinstance(made, Loop)
+        if not is_gymnasium:
             _check_made(env, made)
             return made
         made.close()

@@ -308,7 +308,7 @@ class FrameReplay(Replay):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned. Raises ValueError if the capacity or the frames differ."""
-        frames = state.get("frames")  # a state without rows has none
+        frames = state["frames"] if state["filled"] else state.get("frames")  # a state without rows may have none
         super().load_state_dict(state)
         if frames is None:
             self.frames = None

@@ -68,18 +68,18 @@ class RunSummary:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Summary as JSON, with null for an unknown return."""
+        """Summary as JSON, with null for numbers that are not finite."""
         returns = {"return": self.mean_return, "evaluation": self.metrics.get("evaluation_return", math.nan)}
         return {
             "path": str(self.path),
             "status": self.status,
             "reason": self.note,
             "name": self.name,
-            **{name: None if math.isnan(value) else value for name, value in returns.items()},
+            **_finite(returns),
             "env_steps": self.env_steps,
             "seconds": self.seconds,
             "options": dict(self.options),
-            "metrics": dict(self.metrics),
+            "metrics": _finite(self.metrics),
         }
 
 
@@ -140,7 +140,7 @@ class RunList(list[RunSummary]):
         Raises ValueError if no run has it.
         """
         name = column.replace("-", "_").replace(" ", "_")
-        values = [_found(run, _COLUMNS.get(name, name)) for run in self]
+        values = [_value_of(run, _COLUMNS.get(name, name)) for run in self]
         if self and all(value is None for value in values):
             names = dict.fromkeys(heading.replace(" ", "_") for heading, _ in self.columns(()))
             raise ValueError(f"no run has a column, option or metric {column!r}; the columns are {', '.join(names)}")
@@ -148,7 +148,11 @@ class RunList(list[RunSummary]):
         return RunList((self[place] for place in order), self.folder)
 
 
-def _found(run: RunSummary, name: str) -> Any:
+def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _value_of(run: RunSummary, name: str) -> Any:
     """Return a value of a run by the name of a column, an option or a metric; None if it has none."""
     record = {**run.metrics, **{key.removeprefix("agent."): value for key, value in run.options.items()}, **run.options}
     return (record | run.record).get(name)

@@ -129,9 +129,13 @@ def test_learners_and_seeds_are_trained(capfd):
     assert rein.open_run("two").info["parts"]["agent"]["config"]["gamma"] == [0.5, 0.9]
     main(["train", *MINE, "--env-steps", "32", "--seeds", "3,5", "--jobs", "1", "--run", "seeds", "--quiet"])
     assert [recorded(f"seeds/seed-{seed}")["options"]["seed"] for seed in (3, 5)] == [3, 5]
-    main(["runs", "seeds"])
-    lines = capfd.readouterr().out.splitlines()
-    assert [line.split("\t")[:2] for line in lines[-2:]] == [["seed-3", "completed"], ["seed-5", "completed"]]
+    capfd.readouterr()
+    main(["runs", "seeds", "--json"])
+    runs = json.loads(capfd.readouterr().out)
+    assert [(Path(run["path"]).name, run["status"]) for run in runs] == [
+        ("seed-3", "completed"),
+        ("seed-5", "completed"),
+    ]
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def run(jobs: list[Job], at_most: int = 2, **options: Callable[..., object]) -> 
 def test_failed_process_does_not_stop_the_others(tmp_path):
     jobs = jobs_of(tmp_path, "fail", "finish", "solve")
     assert run(jobs) is None
-    assert [job.status for job in jobs] == ["failed", "finished", "solved"]
+    assert [job.status for job in jobs] == ["failed", "completed", "solved"]
     assert jobs[0].error() == "it has failed"
     assert (jobs[2].env_steps, jobs[2].share, jobs[2].score("episode_return_100")) == (100, 0.5, 7.5)
 
@@ -57,7 +57,7 @@ def test_failed_process_does_not_stop_the_others(tmp_path):
 def test_processes_run_at_the_same_time(tmp_path):
     jobs = jobs_of(tmp_path, "overlap", "overlap")
     run(jobs)
-    assert [job.status for job in jobs] == ["finished", "finished"]
+    assert [job.status for job in jobs] == ["completed", "completed"]
 
 
 def test_processes_are_limited(tmp_path):
@@ -77,7 +77,7 @@ def test_cores_are_shared(tmp_path, monkeypatch):
 def test_hopeless_process_is_ended(tmp_path):
     jobs = jobs_of(tmp_path, "wait", "finish")
     run(jobs, is_hopeless=lambda job: (job.folder / "ready").exists())
-    assert [job.status for job in jobs] == ["pruned", "finished"]
+    assert [job.status for job in jobs] == ["pruned", "completed"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -108,7 +108,7 @@ def test_error_of_the_parent_ends_all_processes(tmp_path):
 
     with pytest.raises(RuntimeError):
         run(jobs, ended=fail)
-    assert {job.status for job in jobs} == {"running", "finished"}
+    assert {job.status for job in jobs} == {"running", "completed"}
 
 
 def test_display_prints_a_line_for_each_process(tmp_path, capsys):
@@ -116,14 +116,14 @@ def test_display_prints_a_line_for_each_process(tmp_path, capsys):
     run_jobs(iter(jobs), 1, Display(2, quiet=False), command=COMMAND)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "0-fail: failed, 100 env steps, episode_return_100 7.5: it has failed"
-    assert lines[1].startswith("1-finish: finished")
+    assert lines[1].startswith("1-finish: completed")
 
 
 def test_terminal_shows_bars(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     jobs = jobs_of(tmp_path, "finish")
     run_jobs(iter(jobs), 1, Display(1, quiet=False), command=COMMAND)
-    assert "0-finish: finished" in capsys.readouterr().out
+    assert "0-finish: completed" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -98,6 +98,7 @@ def descriptions(folder: Path) -> Iterator[Case]:
             info["parts"]["recipe"]["config"]["options"] = given
             (copy / "run.json").write_text(json.dumps(info))
             state: dict[str, Any] = {"parts": {"agent": {}}}
+            shutil.rmtree(copy / "checkpoints")
             (copy / "checkpoints").mkdir()
             write_checkpoint(copy / "checkpoints/epoch-000002.h5", state, {"kind": "run", "parts": {"agent": {}}})
             yield f"{name}, {words[0]}", cli(words[0], copy, *words[1:])
