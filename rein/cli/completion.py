@@ -17,7 +17,9 @@ import attrs
 from rein.cli.catalog import recipe_names
 from rein.cli.experiment import agent_names
 
-_OPTION = re.compile(r"^[│ ] +(?:-h, )?(--[a-z][\w-]*(?:, --[a-z][\w-]*)*)(?: \{([^{}|]+)\}(?!\|))?", re.MULTILINE)
+_OPTION = re.compile(
+    r"(?:^|│|  ) *(?:-h, )?(--[a-z][\w-]*(?:, --[a-z][\w-]*)*)(?: \{([^{}|]+)\}(?!\|))?", re.MULTILINE
+)  # groups of options are side by side
 _OF_RECIPES = ("train", "sweep")  # commands whose first argument is a recipe
 _TOP = ("--help", "--version", "--completion")
 

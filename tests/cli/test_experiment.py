@@ -142,6 +142,7 @@ def test_learners_and_seeds_are_trained(capfd):
 def test_sweep_writes_a_configuration_that_train_accepts(capfd):
     pytest.importorskip("optuna")
     words = ["--param", "gamma=0.5|0.9", "--trials", "2", "--jobs", "1", "--run", "sweep", "--quiet"]
+    words += ["--metric", "episode_return"]
     main(["sweep", *MINE, "--env-steps", "256", *words])
     assert "rein train --env walks:Walk --agent walkers:Walker --config sweep/best.toml" in capfd.readouterr().out
     main(["train", *MINE, "--config", "sweep/best.toml", "--run", "best", "--quiet"])
@@ -161,7 +162,7 @@ def test_killed_run_is_resumed_exactly():
     process.wait()
     main(["resume", "killed", "--quiet"])
     main(["train", *words, "--run", "whole"])
-    first, second = (rein.load_agent(run).actor.state_dict() for run in ("killed", "whole"))
+    first, second = (rein.load_agent(run).networks.state_dict() for run in ("killed", "whole"))
     assert all((first[name] == second[name]).all() for name in first)
 
 
