@@ -112,7 +112,7 @@ class ReplayAgent(NetworkAgent):
     def record_observation(self, transition: Transition) -> None:
         """Add a transition to the replay."""
         action = cast_action(transition.action, self.action_space)
-        self.replay.append(transition._replace(action=action, extras=self.recorded_extras(transition)))
+        self._memory.append(transition._replace(action=action, extras=self.recorded_extras(transition)))
         if self.normalize_observation:  # processes exchange its statistics before the first update
             self.compare_processes(num_envs=self.replay.num_envs)
         self.networks.preprocess.update(transition.observation, transition.valid)
@@ -133,7 +133,7 @@ class ReplayAgent(NetworkAgent):
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
         """End the episodes of the environments in `mask` (N,), which were reset outside a step."""
-        self.replay.observe_reset(mask)
+        self._memory.observe_reset(mask)
         self.begin_episodes(mask)
         if self.episode_returns is not None:
             self.episode_returns.observe_reset(mask)
