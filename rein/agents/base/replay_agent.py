@@ -58,6 +58,11 @@ class ReplayAgent(NetworkAgent):
     priority_beta: float | Schedule = option(
         default=0.4, check=in_unit_interval, help="exponent of importance weights; a number or a schedule"
     )
+    hindsight: Any = option(
+        default=None,
+        fixed=True,
+        help="rein.replay.Hindsight(compute_reward), for observations with goals (Andrychowicz et al. 2017)",
+    )
     storage: str = option(
         default="memory",
         check=one_of("memory", "memmap"),
@@ -80,11 +85,15 @@ class ReplayAgent(NetworkAgent):
     def build_replay(self) -> Any:
         """Build the replay."""
         settings: dict[str, Any] = {"storage": self.storage, "device": self.device}
+        if self.prioritized:
+            settings["alpha"] = self.priority_alpha
+        if self.hindsight is not None:
+            return self.hindsight.build(self.capacity, **settings)
         if not self.prioritized:
             return Replay(self.capacity, **settings)
         from rein.replay.prioritized import PrioritizedReplay
 
-        return PrioritizedReplay(self.capacity, alpha=self.priority_alpha, **settings)
+        return PrioritizedReplay(self.capacity, **settings)
 
     @abc.abstractmethod
     def build_networks(self, generator: torch.Generator) -> nn.Module:
