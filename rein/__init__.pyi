@@ -40,6 +40,7 @@ from rein.handlers.monitor import early_stop as early_stop
 from rein.handlers.monitor import monitor as monitor
 from rein.handlers.progress import progress as progress
 from rein.handlers.record_solved import record_solved as record_solved
+from rein.handlers.rewrite_episodes import rewrite_episodes as rewrite_episodes
 from rein.handlers.stop_at import stop_at as stop_at
 from rein.handlers.timing import timing as timing
 from rein.integrations.export import export as export

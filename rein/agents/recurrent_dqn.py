@@ -80,8 +80,8 @@ class RecurrentDQN(TargetNetworkAgent):
 
     def build(self, generator: torch.Generator) -> None:
         """Build the replay of sequences, the networks and their learner."""
-        if self.n_step != 1 or self.prioritized:
-            raise ValueError("RecurrentDQN does not support n_step and prioritized; leave them at their defaults")
+        if self.n_step != 1 or self.prioritized or self.hindsight is not None:
+            raise ValueError("RecurrentDQN does not support n_step, prioritized and hindsight; leave their defaults")
         super().build(generator)
         self._next_carry: Tensor | None = None  # (N, C) after the current step
         self._selected: Tensor | None = None  # action of the current step

@@ -14,21 +14,20 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rein.envs.base.contract import agents_per_world, check_range, checked_count
+from rein.envs.base.contract import SUCCESS, agents_per_world, check_range, checked_count, where_rows
 from rein.episodes.finite import check_finite_observation
 from rein.episodes.random_policy import RandomPolicy
 from rein.episodes.recorder import Recorder
 from rein.episodes.step import check_part, step_active
 from rein.errors import NonFiniteError, check_keywords
 from rein.ops.statistics import interquartile_mean
-from rein.ops.trees import to_device
+from rein.ops.trees import map_tree, to_device
 from rein.protocols import AgentProtocol, Environment, Policy, Replayable, missing_names
 from rein.spaces import children, visible_space
 from rein.spaces.masks import check_masks
-from rein.types import StepState, TimeStep, Tree
+from rein.types import StepState, Tree
 
 _DTYPES = (torch.float64, torch.int64, torch.bool)
-SUCCESS = ("is_success", "success")  # entries of infos that report success, in order of preference
 
 
 class Evaluation(NamedTuple):
@@ -40,6 +39,7 @@ class Evaluation(NamedTuple):
     truncated: Tensor  # (E,) bool, by the environment or by the step limit
     seed: Tensor  # (E,) int64, seed of the episode; -1 if unknown
     success: Tensor  # (E,) int64, 1 for success and 0 for failure; -1 if the environment does not report it
+    info: Mapping[str, Tensor]  # (E, ...) infos of the last steps, see the option `info` of `rein.make`
 
     def __repr__(self) -> str:
         if not len(self.seed):
@@ -132,8 +132,8 @@ def evaluate(
     Each environment plays exactly one episode per round, and all environments start a round together. This avoids a
     bias toward short episodes. Do not use the environments elsewhere during the call.
 
-    Success is the entry `is_success` or `success` of the info of an episode's last step, as in Stable-Baselines3. The
-    adapters of Gymnasium read it with `rein.make(..., info={"is_success": False})`.
+    Success is the entry `is_success` or `success` of the info of an episode's last step, as in Stable-Baselines3. Other
+    entries are in `info` of the result, for those that `rein.make(..., info={"distance": 0.0})` names.
 
     Args:
         policy: Policy or agent.
@@ -170,13 +170,13 @@ def evaluate(
 
 def joined(rounds: Sequence[Evaluation]) -> Evaluation:
     """Return the episodes of several rounds as one evaluation."""
-    return Evaluation(*(torch.cat(columns) for columns in zip(*rounds, strict=True)))
+    return map_tree(lambda *columns: torch.cat(columns), *rounds)
 
 
 def empty_evaluation() -> Evaluation:
     """Return the evaluation of no episodes."""
     real, integer, flag = (torch.zeros(0, dtype=dtype, device="cpu") for dtype in _DTYPES)
-    return Evaluation(real, integer, flag, flag, integer, integer)
+    return Evaluation(real, integer, flag, flag, integer, integer, {})
 
 
 def checked_arguments(
@@ -263,7 +263,7 @@ def play_round(
     check_range(observation, environment.single_observation_space)
     policy.reset()
     played = _play(policy, environment, observation, index_N < episodes, max_episode_steps, recorder, check, stepped)
-    return Evaluation(*(column[: episodes - done] for column in played))
+    return map_tree(lambda column: column[: episodes - done], played)
 
 
 def _play(
@@ -283,7 +283,7 @@ def _play(
     length_N = torch.zeros(num_envs, dtype=torch.int64, device=device)
     terminated_N = torch.zeros(num_envs, dtype=torch.bool, device=device)
     truncated_N, active_N = terminated_N.clone(), ~terminated_N
-    success_N = torch.full_like(length_N, -1)
+    info: dict[str, Any] = {}
     seed_N, options = environment.episode_seeds.clone(), getattr(environment, "episode_options", None)
     restarts = getattr(environment, "restarts", 0)
     steps, observed = 0, not isinstance(policy, RandomPolicy)
@@ -318,20 +318,24 @@ def _play(
         if stepped is not None:
             stepped(StepState(observation, valid_N & counted_N, action, extras, time_step))
         ended_N = terminated_N | truncated_N
-        success_N = torch.where(active_N & ended_N, _success_of(time_step, success_N), success_N)
+        info |= {name: where_rows(active_N, x, info.get(name, x)) for name, x in time_step.info.items()}
         active_N = active_N & ~ended_N
         observation = time_step.observation
         policy.reset((time_step.terminated | time_step.truncated).to(policy_device))
     if recorder is not None:
         recorder.end(observation)
     _check_returns(return_N, seed_N, counted_N)
-    return Evaluation(return_N, length_N, terminated_N, truncated_N, seed_N, success_N)
+    return Evaluation(return_N, length_N, terminated_N, truncated_N, seed_N, _success_of(info, length_N), info)
 
 
-def _success_of(time_step: TimeStep, unknown_N: Tensor) -> Tensor:
-    """Return the success that the info of a step reports, (N,) int64, or `unknown_N`."""
-    reported = next((time_step.info[name] for name in SUCCESS if name in time_step.info), None)
-    return unknown_N if reported is None else reported.reshape(unknown_N.shape).long()
+def _success_of(info: Mapping[str, Tensor], like_N: Tensor) -> Tensor:
+    """Return the success that infos report, (N,) int64; -1 if it is unknown."""
+    success_N = torch.full_like(like_N, -1)
+    for name in reversed(SUCCESS):
+        if name in info:
+            reported_N = info[name].reshape(success_N.shape).long()
+            success_N = torch.where(reported_N >= 0, reported_N, success_N)
+    return success_N
 
 
 def _check_returns(return_N: Tensor, seed_N: Tensor, counted_N: Tensor) -> None:

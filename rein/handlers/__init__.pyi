@@ -13,6 +13,7 @@ from rein.handlers.monitor import reduce_learning_rate as reduce_learning_rate
 from rein.handlers.population_based_training import population_based_training as population_based_training
 from rein.handlers.progress import progress as progress
 from rein.handlers.record_solved import record_solved as record_solved
+from rein.handlers.rewrite_episodes import rewrite_episodes as rewrite_episodes
 from rein.handlers.stop_at import stop_at as stop_at
 from rein.handlers.timing import profile as profile
 from rein.handlers.timing import timing as timing

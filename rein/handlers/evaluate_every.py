@@ -297,7 +297,7 @@ class _Evaluator:
         if self.events[_ENDED].listened_to:
             count = len(event.result.seed)
             for stop in range(count - new + 1, count + 1):
-                until = Evaluation(*(column[:stop] for column in event.result))
+                until = map_tree(lambda column, stop=stop: column[:stop], event.result)
                 self._fire(_ENDED, state, event._replace(result=until))
 
     def _complete(self, state: State, event: EvaluationEvent) -> None:

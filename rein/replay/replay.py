@@ -267,13 +267,20 @@ class Replay:
 
     def _window(self, index_B: Tensor, steps: int, gamma: float) -> NStep:
         """Return the n-step returns of rows. Steps that are not recorded yet are not valid."""
+        index_nB, recorded_nB = self._ahead(index_B, steps)
+        reward, terminated, truncated, valid = self._flags(index_nB)
+        return n_step(reward, terminated, truncated, valid & recorded_nB, gamma=gamma)
+
+    def _ahead(self, index_B: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+        """Return the rows (n, B) from each row on, and whether they are recorded."""
         ahead_n1 = torch.arange(steps, device=self.device).unsqueeze(1)
-        index_nB = self._later(index_B, ahead_n1)
         newest = (self.next_slot - 1) % self.slots
         left_B = (newest - index_B // self.num_envs) % self.slots  # slots from a row to the newest one
-        flat = [self._columns[name,].flatten() for name in ("reward", "terminated", "truncated", "valid")]
-        reward, terminated, truncated, valid = (column[index_nB] for column in flat)
-        return n_step(reward, terminated, truncated, valid & (ahead_n1 <= left_B), gamma=gamma)
+        return self._later(index_B, ahead_n1), ahead_n1 <= left_B
+
+    def _flags(self, index: Tensor) -> list[Tensor]:
+        """Return reward, terminated, truncated and valid of rows."""
+        return [self._columns[name,].flatten()[index] for name in ("reward", "terminated", "truncated", "valid")]
 
     def _later(self, index_B: Tensor, steps: Tensor) -> Tensor:
         return (index_B + steps * self.num_envs) % (self.slots * self.num_envs)

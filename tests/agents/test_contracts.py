@@ -14,8 +14,9 @@ import pytest
 import rein
 from rein.agents.base.action_noise import AdaptiveExploration, OrnsteinUhlenbeck
 from rein.agents.base.segments import PrioritizedSegments
-from rein.envs.probes import Reach
+from rein.envs.probes import BitFlip, Reach
 from rein.networks.recurrent import GRU, LSTM, MinimalGRU
+from rein.replay import Hindsight
 from rein.schedules import linear
 from rein.testing import AgentContract
 from tests.envs.masked_grid import MaskedGrid
@@ -172,3 +173,17 @@ class TestAgents(AgentContract):
     def _acts(self, policy: Any) -> Any:
         policy.reset()  # clear the carry of earlier calls
         return super()._acts(policy)
+
+
+class TestHindsight(AgentContract):
+    """DQN with hindsight."""
+
+    num_envs, steps = 4, 40
+    test_terminated_row_does_not_bootstrap = None  # new goals come from next observations
+
+    def make(self, seed: int | None) -> Any:
+        hindsight = Hindsight(BitFlip.compute_reward, compute_terminated=BitFlip.compute_terminated)
+        return rein.DQN(self.environment(1, 0), hindsight=hindsight, n_step=2, seed=seed, **OFTEN)
+
+    def environment(self, num_envs: int, seed: int) -> Any:
+        return BitFlip(num_envs, bits=4, seed=seed, max_episode_steps=5)

@@ -106,7 +106,22 @@ def check_tic_tac_toe(_: Any) -> None:
         board, expected = step.observation, native_step.observation
 
 
-MORE = {"mjlab": check_final_observations, "pettingzoo": check_tic_tac_toe}
+def check_hindsight(environment: Any) -> None:
+    """SAC with hindsight reaches the goals of FetchReach."""
+    import gymnasium
+
+    compute_reward = gymnasium.make("gymnasium_robotics:FetchReach-v4").unwrapped.compute_reward  # type: ignore[attr-defined]
+    options: Any = {"hidden": (64, 64), "learning_rate": 1e-3, "gamma": 0.95, "update_to_data": 0.5}
+    agent = rein.SAC(environment, hindsight=rein.replay.Hindsight(compute_reward), seed=0, **options)
+    rein.train(agent, environment, env_steps=20_000)
+    assert rein.evaluate(agent, environment, episodes=50).success_rate >= 0.9
+
+
+MORE = {
+    "gymnasium-robotics": check_hindsight,
+    "mjlab": check_final_observations,
+    "pettingzoo": check_tic_tac_toe,
+}
 
 
 def check(case: Case, folder: Path) -> None:

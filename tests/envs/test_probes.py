@@ -17,7 +17,17 @@ from torch import Tensor
 from rein.envs import probes
 from rein.envs.cartpole import CartPole
 from rein.envs.gridworld import Gridworld
-from rein.envs.probes import Bandit, ConstantReward, Corridor, DelayedReward, Fork, Memory, ObservedReward, Reach
+from rein.envs.probes import (
+    Bandit,
+    BitFlip,
+    ConstantReward,
+    Corridor,
+    DelayedReward,
+    Fork,
+    Memory,
+    ObservedReward,
+    Reach,
+)
 from rein.envs.probes.reach import gain
 from rein.errors import EnvironmentContractError
 from rein.ops.random import integers, uniform
@@ -42,6 +52,7 @@ PROBES: dict[str, Callable[..., Any]] = {
     "observed reward": ObservedReward,
     "delayed reward": partial(DelayedReward, continuous=True),
 }
+WITH_GOALS: dict[str, Callable[..., Any]] = {**PROBES, "bit flip": partial(BitFlip, bits=4)}
 VALUES = ("constant reward", "observed reward", "delayed reward")  # actions have no effect
 every_probe = pytest.mark.parametrize("make", PROBES.values(), ids=PROBES)
 every_choice = pytest.mark.parametrize("name", [name for name in PROBES if name not in VALUES])
@@ -108,7 +119,7 @@ class TestProbeContract(EnvironmentContract):
     steps = 30
     different_starts = 1
 
-    @pytest.fixture(autouse=True, params=PROBES.values(), ids=PROBES)
+    @pytest.fixture(autouse=True, params=WITH_GOALS.values(), ids=WITH_GOALS)
     def _probe(self, request: pytest.FixtureRequest) -> None:
         self.probe = request.param
 
@@ -359,6 +370,7 @@ def test_road_is_truncated_and_prize_terminates() -> None:
     [
         (partial(Bandit, num_envs=0), r"Bandit\(num_envs=0\)"),
         (partial(Bandit, arms=1), "arms=1"),
+        (partial(BitFlip, bits=1), "bits=1"),
         (partial(Corridor, length=0), "length=0"),
         (partial(Corridor, length=30), "give at least 30 steps"),
         (partial(Corridor, max_episode_steps=0), r"Corridor\(max_episode_steps=0\)"),
@@ -383,10 +395,30 @@ def test_action_of_the_other_kind_raises() -> None:
             environment.apply_action(action)
 
 
+def test_bits_are_flipped_until_they_equal_the_goal() -> None:
+    environment = BitFlip(500, bits=4, seed=0)
+    observation, return_N, open_N = environment.reset(), torch.zeros(500), torch.ones(500, dtype=torch.bool)
+    assert (observation["achieved_goal"] != observation["desired_goal"]).any(1).all()
+    for _ in range(4):
+        assert torch.equal(observation["observation"], observation["achieved_goal"])
+        differs_NK = observation["achieved_goal"] != observation["desired_goal"]
+        step = environment.apply_action(differs_NK.long().argmax(1))
+        final = step.final_observation
+        goals = final["achieved_goal"], final["desired_goal"], {}
+        assert torch.equal(environment.compute_reward(*goals), step.reward)
+        assert torch.equal(environment.compute_terminated(*goals), step.terminated)
+        assert torch.equal(step.info["is_success"], step.terminated)
+        return_N += torch.where(open_N, step.reward, 0.0)
+        open_N &= ~step.terminated
+        observation = step.observation
+    assert not open_N.any()
+    assert abs(float(return_N.mean()) - environment.optimal_return) < 0.15
+
+
 def test_documentation_lists_every_probe() -> None:
     rows = set(re.findall(r"^\| `(\w+)", PAGE, re.MULTILINE))
     assert set(probes.__all__) <= rows
-    assert {type(make()).__name__ for make in PROBES.values()} == set(probes.__all__)
+    assert {type(make()).__name__ for make in WITH_GOALS.values()} == set(probes.__all__)
 
 
 @pytest.mark.parametrize("make", [Bandit, CartPole, Gridworld], ids=lambda make: make.__name__)

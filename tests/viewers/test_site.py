@@ -26,7 +26,7 @@ PAGES = [
 FIRST_RESULT = {
     "curriculum": "how_to/curricula",
     "early stopping": "reference/handlers",
-    "HER": "coming_from/stable_baselines3",
+    "HER": "how_to/goals",
     "learn": "get_started/first_run",
     "predict": "how_to/use_a_policy",
 }

@@ -160,6 +160,7 @@ class Agent(_HasOptions, metaclass=AgentMeta):
         options = {name: getattr(self, name) for name in options_of(type(self))}
         self._stateful_options = {name: value for name, value in options.items() if has_state(value)}
         self._loaded = False
+        self._rewritten: Any = None  # receives transitions instead of the replay, see `rein.rewrite_episodes`
         self.env_steps = self.updates = 0
         self._start(secrets.randbits(31) if self.seed is None else self.seed)
 
@@ -254,7 +255,7 @@ class Agent(_HasOptions, metaclass=AgentMeta):
     @property
     def _memory(self) -> Any:
         attributes = vars(self)
-        return attributes.get("rollout", attributes.get("replay"))
+        return self._rewritten or attributes.get("rollout", attributes.get("replay"))
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
         """End the current episodes of the environments in `mask` (N,), which were reset outside a step."""
@@ -381,7 +382,7 @@ class Agent(_HasOptions, metaclass=AgentMeta):
         self._root_seed = int(state["seed"])
         self._loaded = True
         self._refilled_at, replay = 0, vars(self).get("replay")
-        if hasattr(replay, "filled") and replay.filled < max(replay.slots, 1):  # type: ignore[union-attr]  # not full
+        if self._rewritten is None and hasattr(replay, "filled") and replay.filled < max(replay.slots, 1):  # type: ignore[union-attr]  # not full
             recorded = replay.filled * replay.num_envs  # type: ignore[union-attr]
             missing = min(getattr(self, "learning_starts", 0), self.env_steps, replay.capacity) - recorded  # type: ignore[union-attr]
             self._refilled_at = self.env_steps + max(missing, 0)

@@ -58,6 +58,11 @@ class ReplayAgent(NetworkAgent):
     priority_beta: float | Schedule = option(
         default=0.4, check=in_unit_interval, help="exponent of importance weights; a number or a schedule"
     )
+    hindsight: Any = option(
+        default=None,
+        fixed=True,
+        help="rein.replay.Hindsight(compute_reward), for observations with goals (Andrychowicz et al. 2017)",
+    )
     storage: str = option(
         default="memory",
         check=one_of("memory", "memmap"),
@@ -80,11 +85,15 @@ class ReplayAgent(NetworkAgent):
     def build_replay(self) -> Any:
         """Build the replay."""
         settings: dict[str, Any] = {"storage": self.storage, "device": self.device}
+        if self.prioritized:
+            settings["alpha"] = self.priority_alpha
+        if self.hindsight is not None:
+            return self.hindsight.build(self.capacity, **settings)
         if not self.prioritized:
             return Replay(self.capacity, **settings)
         from rein.replay.prioritized import PrioritizedReplay
 
-        return PrioritizedReplay(self.capacity, alpha=self.priority_alpha, **settings)
+        return PrioritizedReplay(self.capacity, **settings)
 
     @abc.abstractmethod
     def build_networks(self, generator: torch.Generator) -> nn.Module:
@@ -112,7 +121,7 @@ class ReplayAgent(NetworkAgent):
     def record_observation(self, transition: Transition) -> None:
         """Add a transition to the replay."""
         action = cast_action(transition.action, self.action_space)
-        self.replay.append(transition._replace(action=action, extras=self.recorded_extras(transition)))
+        self._memory.append(transition._replace(action=action, extras=self.recorded_extras(transition)))
         if self.normalize_observation:  # processes exchange its statistics before the first update
             self.compare_processes(num_envs=self.replay.num_envs)
         self.networks.preprocess.update(transition.observation, transition.valid)
@@ -133,7 +142,7 @@ class ReplayAgent(NetworkAgent):
 
     def observe_reset(self, observation: Tree, mask: Tensor) -> None:
         """End the episodes of the environments in `mask` (N,), which were reset outside a step."""
-        self.replay.observe_reset(mask)
+        self._memory.observe_reset(mask)
         self.begin_episodes(mask)
         if self.episode_returns is not None:
             self.episode_returns.observe_reset(mask)

@@ -153,6 +153,8 @@ class ValueAgent(TargetNetworkAgent):
         """Build the replay, which stores single frames if `frame_stack` is set."""
         if self.frame_stack is None:
             return super().build_replay()
+        if self.hindsight is not None:
+            raise ValueError("frame_stack: observations with goals are a Dict, which has no frames; omit frame_stack")
         stacks = (self.capacity, self.frame_stack, self.observation_space.shape or ())
         settings: dict[str, Any] = {"storage": self.storage, "device": self.device}
         if not self.prioritized:

@@ -35,6 +35,8 @@ _BOX_STEPS = 17
 
 _COLUMNS = {"reward": torch.float32, "terminated": torch.bool, "truncated": torch.bool, "valid": torch.bool}
 
+SUCCESS = ("is_success", "success")  # entries of infos that report success, in order of preference
+
 CLOSED = "closed"  # value of `_ended` of an environment
 
 

@@ -22,13 +22,23 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import TransformObservation
 from torch import Tensor
 
-from rein.envs.base.contract import checked_num_envs, ends_episodes, where_rows
+from rein.envs.base.contract import SUCCESS, checked_num_envs, ends_episodes, where_rows
 from rein.envs.base.seeding import UNKNOWN, HostEpisodeSeeds
 from rein.envs.gymnasium.adapter import as_json, make_one, name_of
 from rein.envs.host.block import About, Setup, Stepper
 from rein.envs.host.episode_inputs import Options, ResetOptions, as_keywords
 from rein.envs.host.host_environment import HostEnvironment
-from rein.envs.host.results import RESET, STEP, BatchedMasks, check_has_mask, check_parts, missing_masks, missing_values
+from rein.envs.host.results import (
+    RESET,
+    STEP,
+    BatchedMasks,
+    check_has_mask,
+    check_parts,
+    missing_masks,
+    missing_values,
+    reports_success,
+    wanted_infos,
+)
 from rein.errors import EnvironmentContractError
 from rein.ops.trees import map_tree
 from rein.spaces import ACTION_MASK, entry
@@ -363,6 +373,9 @@ class _VectorBlock(Stepper):
         sources = ((info, ~of_reset_N), (info.get("final_info", {}), of_reset_N))
         wanted = {}
         for key, missing in self._setup.info.items():
+            if reports_success(key, missing):
+                wanted[key] = wanted_infos(self._success_infos(sources), key, missing, range(self.num_envs))
+                continue
             values_N = np.broadcast_to(missing, (self.num_envs, *missing.shape)).copy()
             for source, mask_N in sources:
                 if key in source:
@@ -370,6 +383,16 @@ class _VectorBlock(Stepper):
                     values_N[there_N] = array(f"info.{key}", source[key], missing.dtype, values_N.shape)[there_N]
             wanted[key] = torch.from_numpy(values_N)
         return wanted
+
+    def _success_infos(self, sources: Any) -> list[dict[str, Any]]:
+        """Return the entries of each environment that report success."""
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for source, mask_N in sources:
+            for name in SUCCESS:
+                if isinstance(values := source.get(name), np.ndarray) and len(values) == self.num_envs:
+                    for row in (mask_N & source.get(f"_{name}", True)).nonzero()[0]:
+                        infos[row][name] = values[row]
+        return infos
 
 
 class GymnasiumVectorEnvironment(HostEnvironment):

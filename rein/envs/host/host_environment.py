@@ -29,7 +29,7 @@ from rein.envs.base.seeding import HostEpisodeSeeds
 from rein.envs.host.block import Block, Setup, Stepper, check_row_count, rows_of, with_rows
 from rein.envs.host.episode_inputs import Options, ResetOptions
 from rein.envs.host.pool import Pool, Workers
-from rein.envs.host.results import warn_of_mask
+from rein.envs.host.results import requested, warn_of_mask
 from rein.errors import explain
 from rein.ops.trees import map_tree
 from rein.types import TimeStep, Tree
@@ -83,7 +83,7 @@ class HostEnvironment:
             "id": self._setup.name,
             count: self._seeds.num_envs,
             "seed": self.seed,
-            "info": {key: missing.tolist() for key, missing in self._setup.info.items()},
+            "info": requested(self._setup.info),
             "action_mask": self._setup.action_mask,
             **self._setup.config,
         }

@@ -16,6 +16,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rein.envs.base.contract import SUCCESS
 from rein.errors import EnvironmentContractError
 from rein.spaces import ACTION_MASK, entry
 from rein.spaces.conversion import Codec, column
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 RESET = ("observation", "info")
 STEP = ("observation", "reward", "terminated", "truncated", "info")
 _BOOL = np.dtype(np.bool_)
+_UNKNOWN = np.array(-1, np.int8)  # success in infos that do not report it
 
 _warned: set[str] = set()  # ids and factories
 
@@ -39,15 +41,33 @@ def check_parts(who: str, method: str, result: Any, parts: tuple[str, ...]) -> N
 
 
 def missing_values(info: Mapping[str, Any] | None) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the default values of the option `info` as arrays; float64 becomes float32.
+    """Return the default values of the option `info` as arrays, and of success; float64 becomes float32.
 
     Raises TypeError unless `info` is None or a dictionary of numbers, booleans or arrays of these.
     """
-    if info is None:
-        return {}
+    info = {} if info is None else info
     if not isinstance(info, Mapping):
         raise TypeError(f"info={info!r}: give a dictionary of names and default values, such as {{'success': False}}")
-    return {key: _missing_value(key, value) for key, value in info.items()}
+    return {SUCCESS[0]: _UNKNOWN} | {key: _missing_value(key, value) for key, value in info.items()}
+
+
+def requested(infos: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+    """Return the option `info` as JSON."""
+    return {key: missing.tolist() for key, missing in infos.items() if not reports_success(key, missing)}
+
+
+def reports_success(key: str, missing: np.ndarray[Any, Any]) -> bool:
+    """Return whether an entry is the success that is read without the option `info`: 1, 0, or -1 if it is unknown."""
+    return key == SUCCESS[0] and missing.dtype == _UNKNOWN.dtype and not missing.shape and bool(missing == _UNKNOWN)
+
+
+def _success(info: Any) -> int:
+    """Return the success that an info reports. Entries that are not a number are ignored."""
+    for name in SUCCESS if isinstance(info, Mapping) else ():
+        value = info.get(name)
+        if value is not None and np.size(value) == 1 and (array := np.asarray(value)).dtype.kind in "biuf":
+            return int((array > 0).all())
+    return -1
 
 
 def ended_flags(
@@ -74,6 +94,8 @@ def wanted_infos(infos: Sequence[Any], key: str, missing: np.ndarray[Any, Any], 
 
     Raises EnvironmentContractError if a value does not have the dtype and shape of the default value `missing`.
     """
+    if reports_success(key, missing):
+        return torch.tensor([_success(info) for info in infos], dtype=torch.int8, device="cpu")
     try:
         values = [info.get(key, missing) for info in infos]
     except AttributeError:

@@ -1,3 +1,4 @@
+from rein.envs.probes.bit_flip import BitFlip as BitFlip
 from rein.envs.probes.bootstrapping import Corridor as Corridor
 from rein.envs.probes.bootstrapping import Fork as Fork
 from rein.envs.probes.debugging import Bandit as Bandit
