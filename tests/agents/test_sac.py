@@ -7,8 +7,8 @@ import torch
 from gymnasium import spaces
 
 from rein.accelerate.closed_form import temperature_gradient
-from rein.agents.base.actor_and_critics import Temperature, temperature_loss
 from rein.agents.base.learner import Batch
+from rein.agents.base.soft_actor_critic import Temperature, temperature_loss
 from rein.agents.sac import SAC
 from rein.ops.random import generator
 from rein.types import Transition
