@@ -27,4 +27,5 @@ from rein.agents.q_learning import QLearning as QLearning
 from rein.agents.recurrent_dqn import RecurrentDQN as RecurrentDQN
 from rein.agents.sac import SAC as SAC
 from rein.agents.td3 import TD3 as TD3
+from rein.agents.tqc import TQC as TQC
 from rein.options import option as option

@@ -46,6 +46,7 @@ INVALID: dict[Any, list[tuple[str, list[Any]]]] = {
         *[("update_to_data", [None, math.inf]), ("learning_starts", [-1])],
     ],
     rein.DiscreteSAC: [("target_entropy", [math.nan, "auto"])],
+    rein.TQC: [("quantiles", [1]), ("dropped_quantiles", [-1])],
     rein.TD3: [("critics", [0]), ("actor_frequency", [0]), ("target_noise", [-0.1]), ("target_noise_clip", [-0.1])],
     rein.AWAC: [("temperature", [0.0]), ("weights", ["linear"]), ("max_weight", [0.0]), ("critics", [0])],
     rein.IQL: [

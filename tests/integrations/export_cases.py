@@ -118,6 +118,7 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "SAC": WITH_CRITIC,
     "DiscreteSAC": {**DISCRETE_ACTOR, "critic observation": (CRITIC, THREE, {})},
+    "TQC": SOME_ACTORS,
     "TD3": SOME_ACTORS,
     "DDPG": SOME_ACTORS,
     "AWAC": SOME_ACTORS,

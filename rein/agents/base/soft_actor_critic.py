@@ -6,6 +6,7 @@ Shapes: K critics, N environments, B rows of a batch, A action dimensions.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ class ContinuousSoftActorCritic(ContinuousActions, SoftActorCritic):
         shape = 2, *batch.action.shape
         noise_2BA = torch.randn(shape, generator=self.generator, dtype=torch.float32, device=self.device)
         alpha = self.networks.temperature.log.detach().exp()
-        next_value_B = self._next_values(next_features, noise_2BA[0], alpha)
+        next_value_B = self.next_values(next_features, noise_2BA[0], alpha)
         metrics, error_B = self.step_critics(sample, batch, next_value_B, report)
         if (self.updates + 1) % self.actor_frequency == 0:  # the last update of a round reports all metrics
             of_actor = Batch(batch.features, noise=noise_2BA[1])
@@ -100,11 +101,16 @@ class ContinuousSoftActorCritic(ContinuousActions, SoftActorCritic):
         return (metrics | {"temperature": alpha}) if report else metrics, error_B
 
     @torch.no_grad()
-    def _next_values(self, next_features: Features, noise_BA: Tensor, alpha: Tensor) -> Tensor:
+    def next_values(self, next_features: Features, noise_BA: Tensor, alpha: Tensor) -> Tensor:
+        """Return the values (B,) of next observations, which include the entropy of the policy."""
+        action_BA, log_prob_B = self.next_actions(next_features, noise_BA)
+        return self.networks.target_critics(next_features, action_BA).amin(0) - alpha * log_prob_B
+
+    def next_actions(self, next_features: Features, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
+        """Return actions (B, A) of the policy, scaled to [-1, 1], and their log probabilities (B,)."""
         distribution = self.networks.actor.distribution(next_features)
         sample_BA = distribution.sample_from(noise_BA)
-        value_KB = self.networks.target_critics(next_features, sample_BA.tanh())
-        return value_KB.amin(0) - alpha * distribution.log_prob(sample_BA)
+        return sample_BA.tanh(), distribution.log_prob(sample_BA)
 
 
 def soft_actor_loss(
@@ -116,11 +122,27 @@ def soft_actor_loss(
 
     Source: Haarnoja et al. 2018 ("Soft actor-critic algorithms and applications"), equation 7.
     """
+    return _actor_loss(actor, batch, coefficients, lambda value_KB: value_KB.amin(0), report)
+
+
+def mean_actor_loss(
+    actor: Actor, batch: Batch, coefficients: Any, *, report: bool = True
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Compute `soft_actor_loss` with the mean of all critics, or of all their quantiles, instead of the smallest value.
+
+    Sources: Kuznetsov et al. 2020 (TQC), equation 13; Chen et al. 2021 (REDQ), algorithm 1.
+    """
+    return _actor_loss(actor, batch, coefficients, lambda value_KB: value_KB.transpose(0, 1).flatten(1).mean(1), report)
+
+
+def _actor_loss(
+    actor: Actor, batch: Batch, coefficients: Any, combine: Callable[[Tensor], Tensor], report: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
     critics, temperature = coefficients
     distribution = actor.distribution(batch.features)
     sample = distribution.sample_from(batch.noise)
     log_prob_B = distribution.log_prob(sample)
-    value_B = critics.frozen(batch.features, sample.tanh()).amin(0)
+    value_B = combine(critics.frozen(batch.features, sample.tanh()))
     loss = (temperature * log_prob_B - value_B).mean()
     metrics = {"log_prob": log_prob_B.detach()}
     if report:
