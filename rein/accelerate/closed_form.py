@@ -42,9 +42,7 @@ def gradient_of(loss: Any, networks: nn.Module) -> Gradient | None:
 def has_closed_form(networks: nn.Module) -> bool:
     """Return whether the gradients of all layers and heads of `networks` are implemented here."""
     hidden = getattr(networks, "hidden", None)  # None for custom networks
-    plain = (
-        isinstance(hidden, Stack) and len(hidden.layers) > 0 and hidden.activation in FUSED and networks.encoder is None
-    )
+    plain = type(hidden) is Stack and len(hidden.layers) > 0 and hidden.activation in FUSED and networks.encoder is None
     if isinstance(networks, QNetwork):
         return plain and isinstance(networks.head, nn.Linear)
     if not isinstance(networks, ActorCritic):

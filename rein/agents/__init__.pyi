@@ -13,6 +13,7 @@ from rein.agents.base.replay_agent import ReplayAgent as ReplayAgent
 from rein.agents.base.segments import PrioritizedSegments as PrioritizedSegments
 from rein.agents.base.value_agent import ValueAgent as ValueAgent
 from rein.agents.bc import BC as BC
+from rein.agents.crossq import CrossQ as CrossQ
 from rein.agents.ddpg import DDPG as DDPG
 from rein.agents.discrete_sac import DiscreteSAC as DiscreteSAC
 from rein.agents.dqn import DQN as DQN

@@ -66,6 +66,7 @@ class Layers(NamedTuple):
     hidden: Sequence[int]
     activation: str
     generator: torch.Generator
+    stack: type[Stack] = Stack
 
 
 class _Network(nn.Module):
@@ -76,7 +77,7 @@ class _Network(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.hidden = Stack(members, features_of(encoder, features) + more, *layers)
+        self.hidden = layers.stack(members, features_of(encoder, features) + more, *layers[:3])
 
 
 class Actor(_Network):
@@ -226,7 +227,7 @@ class DiscreteActor(_Network):
 
 
 class OffPolicyNetworks(nn.Module, abc.ABC):
-    """Base class: a preprocessor, an actor, and, unless K = 0, K critics and target copies of the critics."""
+    """Base class: a preprocessor, an actor, and, unless K = 0, K critics and usually target copies of the critics."""
 
     masks: ClassVar[bool] = False  # whether the actor reads action masks
 
@@ -246,11 +247,14 @@ class OffPolicyNetworks(nn.Module, abc.ABC):
         critic: NetworkFactory | None = None,
         tree: bool = False,
         outputs: int = 1,
+        critic_stack: type[Stack] = Stack,
+        targets: bool = True,
     ) -> None:
         """Create the networks. Actor and critics have separate encoders, from `encoder_for`.
 
         `actor` and `critic` replace all layers, see `rein.networks.custom_networks`. With one of them, or with `tree`,
-        preprocessed observations are not flattened. `outputs` is the number of outputs of `Critics`.
+        preprocessed observations are not flattened. `outputs` is the number of outputs of `Critics`, and `critic_stack`
+        the class of their hidden layers. Without `targets`, there are no target critics.
 
         Raises ValueError for images without an encoder, and for actions that are not supported.
         """
@@ -287,10 +291,11 @@ class OffPolicyNetworks(nn.Module, abc.ABC):
         if not critics:
             return
         if critic is None:
-            self.critics: Any = self._critics(critics, layers, new_encoder())
+            self.critics: Any = self._critics(critics, layers._replace(stack=critic_stack), new_encoder())
         else:
             self.critics = self._custom_critics(modules, critic, critics)
-        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        if targets:
+            self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
 
     @abc.abstractmethod
     def _read_actions(self, action_space: spaces.Space[Any], device: torch.device) -> None:

@@ -79,6 +79,7 @@ CASES = {
     "IQN": Case(rein.IQN, GRID, QUANTILES),
     "SAC": Case(rein.SAC, REACH, OFTEN),
     "TQC": Case(rein.TQC, REACH, {**OFTEN, "critics": 2, "quantiles": 5, "n_step": 2, "prioritized": True}),
+    "CrossQ": Case(rein.CrossQ, REACH, OFTEN),
     "discrete SAC": Case(rein.DiscreteSAC, GRID, OFTEN),
     "TD3": Case(rein.TD3, REACH, OFTEN),
     "DDPG": Case(rein.DDPG, REACH, OFTEN),

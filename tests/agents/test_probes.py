@@ -66,6 +66,8 @@ CASES = {
     "SAC, fork": Case(rein.SAC, fork, 6_400, {**REPLAY, "temperature": 0.05}, 0.5),
     "TQC, corridor": Case(rein.TQC, corridor, 4_800, {**SOFT, "critics": 2}),
     "TQC, reach": Case(rein.TQC, Reach, 6_400, {**SOFT, "critics": 2}),
+    "CrossQ, bandit": Case(rein.CrossQ, bandit, 4_800, SOFT),
+    "CrossQ, corridor": Case(rein.CrossQ, corridor, 4_800, {**SOFT, "actor_frequency": 1}),
     "TD3, bandit": Case(rein.TD3, bandit, 4_800, NOISY),
     "TD3, reach": Case(rein.TD3, Reach, 6_400, NOISY),
     "DDPG, corridor": Case(rein.DDPG, corridor, 12_800, REPLAY, 0.15),
@@ -75,7 +77,7 @@ CASES = {
 }
 DEFAULT = ["A2C, corridor", "IMPALA, corridor", "PPO, bandit", "PPO, corridor", "PPO, continuous corridor", "PPO, fork"]
 DEFAULT += ["DQN, bandit", "DQN, corridor", "DQN, fork", "SAC, bandit", "SAC, three steps at once", "SAC, fork"]
-DEFAULT += ["TD3, bandit", "TQC, corridor", "DDPG, corridor", "discrete SAC, corridor"]
+DEFAULT += ["TD3, bandit", "TQC, corridor", "CrossQ, corridor", "DDPG, corridor", "discrete SAC, corridor"]
 
 
 def trained(case: Case) -> tuple[Any, Any]:

@@ -119,6 +119,7 @@ CASES: dict[str, dict[str, Case]] = {
     "SAC": WITH_CRITIC,
     "DiscreteSAC": {**DISCRETE_ACTOR, "critic observation": (CRITIC, THREE, {})},
     "TQC": SOME_ACTORS,
+    "CrossQ": SOME_ACTORS,
     "TD3": SOME_ACTORS,
     "DDPG": SOME_ACTORS,
     "AWAC": SOME_ACTORS,

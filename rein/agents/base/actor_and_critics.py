@@ -78,7 +78,8 @@ class ActorAndCritics(ReplayAgent):
         networks: Any = kind(self.observation_space, self.action_space, generator, **shape, **more)
         self._critics = self.add_learner("critics", networks.critics, critic_loss)
         self._actor = self.add_learner("actor", networks.actor, actor_loss)
-        self.follow(networks.target_critics, networks.critics)
+        if hasattr(networks, "target_critics"):
+            self.follow(networks.target_critics, networks.critics)
         return networks
 
     def recorded(self, sample: Sample, weight_B: Tensor | None) -> tuple[Batch, Features]:

@@ -93,12 +93,17 @@ class ContinuousSoftActorCritic(ContinuousActions, SoftActorCritic):
         shape = 2, *batch.action.shape
         noise_2BA = torch.randn(shape, generator=self.generator, dtype=torch.float32, device=self.device)
         alpha = self.networks.temperature.log.detach().exp()
-        next_value_B = self.next_values(next_features, noise_2BA[0], alpha)
-        metrics, error_B = self.step_critics(sample, batch, next_value_B, report)
+        metrics, error_B = self.update_critics(sample, batch, next_features, noise_2BA[0], alpha, report)
         if (self.updates + 1) % self.actor_frequency == 0:  # the last update of a round reports all metrics
             of_actor = Batch(batch.features, noise=noise_2BA[1])
             metrics = self.step_actor(of_actor, alpha, self._target_entropy, report) | metrics
         return (metrics | {"temperature": alpha}) if report else metrics, error_B
+
+    def update_critics(
+        self, sample: Sample, batch: Batch, next_features: Features, noise_BA: Tensor, alpha: Tensor, report: bool
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Update the critics. Returns metrics and the errors (B,)."""
+        return self.step_critics(sample, batch, self.next_values(next_features, noise_BA, alpha), report)
 
     @torch.no_grad()
     def next_values(self, next_features: Features, noise_BA: Tensor, alpha: Tensor) -> Tensor:
