@@ -25,6 +25,7 @@ from rein.agents.population import Population as Population
 from rein.agents.ppo import PPO as PPO
 from rein.agents.pqn import PQN as PQN
 from rein.agents.q_learning import QLearning as QLearning
+from rein.agents.rainbow import Rainbow as Rainbow
 from rein.agents.recurrent_dqn import RecurrentDQN as RecurrentDQN
 from rein.agents.sac import SAC as SAC
 from rein.agents.td3 import TD3 as TD3

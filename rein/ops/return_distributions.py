@@ -1,6 +1,6 @@
 """Targets and losses of distributions of returns.
 
-Shapes: K critics, B rows, Q quantiles of a critic, S samples of a target, C quantiles of all critics.
+Shapes: K critics, B rows, Q quantiles of a critic, S samples of a target, C quantiles of all critics, Z atoms.
 """
 
 from __future__ import annotations
@@ -45,3 +45,33 @@ def sorted_quantile_huber(quantile_KBQ: Tensor, tau_Q: Tensor, target_BS: Tensor
     loss_BC = torch.lerp(below_BC, above_BC, tau_Q.to(below_BC.dtype).repeat(len(quantile_KBQ)))
     loss_BKQ = loss_BC.unflatten(1, quantile_KBQ.shape[::2]) / (kappa * target_BS.shape[1])
     return loss_BKQ.sum(2).t().to(quantile_KBQ.dtype)
+
+
+def categorical_target(
+    prob_BZ: Tensor, support_Z: Tensor, reward_B: Tensor, terminated_B: Tensor, gamma: float | Tensor
+) -> Tensor:
+    """Return the probabilities (B, Z) of one-step returns on the atoms of an evenly spaced support.
+
+    Atom z of the next state moves to r + gamma * z, or to r if the task terminated, and is clamped to the support. Its
+    probability is divided between the two nearest atoms, in proportion to their closeness. Probabilities in a
+    terminated row are ignored and may be NaN.
+
+    Source: Bellemare et al. 2017 ("A distributional perspective on reinforcement learning"), equation 7.
+    """
+    discount = gamma.unsqueeze(1) if isinstance(gamma, Tensor) else gamma
+    ended_B1 = terminated_B.unsqueeze(1)
+    moved_BZ = reward_B.unsqueeze(1) + discount * support_Z * ~ended_B1
+    moved_BZ = moved_BZ.clamp(support_Z[0], support_Z[-1])
+    prob_BZ = prob_BZ.masked_fill(ended_B1, 1.0 / len(support_Z))
+    distance_BZZ = (moved_BZ.unsqueeze(1) - support_Z.unsqueeze(1)).abs() / (support_Z[1] - support_Z[0])
+    return ((1.0 - distance_BZZ).clamp(min=0.0) * prob_BZ.unsqueeze(1)).sum(2)
+
+
+def categorical_divergence(log_prob_BZ: Tensor, target_BZ: Tensor) -> Tensor:
+    """Compute the KL divergence of predicted probabilities from target probabilities, (B,).
+
+    Its gradient is that of the cross-entropy. The target should carry no gradient.
+
+    Source: Hessel et al. 2018 ("Rainbow"), who use it as loss and as priority.
+    """
+    return torch.nn.functional.kl_div(log_prob_BZ, target_BZ, reduction="none").sum(-1)

@@ -77,6 +77,7 @@ CASES = {
         },
     ),
     "IQN": Case(rein.IQN, GRID, QUANTILES),
+    "Rainbow": Case(rein.Rainbow, GRID, {**OFTEN, "atoms": 11}),
     "SAC": Case(rein.SAC, REACH, OFTEN),
     "TQC": Case(rein.TQC, REACH, {**OFTEN, "critics": 2, "quantiles": 5, "n_step": 2, "prioritized": True}),
     "CrossQ": Case(rein.CrossQ, REACH, OFTEN),
@@ -129,6 +130,8 @@ SLOW_CASES = {
     ),
     "IQN, frames": Case(rein.IQN, frames, {**QUANTILES, "frame_stack": 3, "prioritized": True}, 8),
     "IQN, masks": Case(rein.IQN, MASKED, {**QUANTILES, "action_quantiles": 4}),
+    "Rainbow, masks": Case(rein.Rainbow, MASKED, {**OFTEN, "atoms": 11, "dueling": False, "epsilon": 0.2}),
+    "Rainbow, frames": Case(rein.Rainbow, frames, {**OFTEN, "atoms": 11, "frame_stack": 3}),
     "SAC, one environment": Case(rein.SAC, REACH, {**REPLAY, "n_step": 3, "prioritized": True}, 1),
     # matrix products large enough that torch uses oneDNN on some machines
     "SAC, large": Case(rein.SAC, REACH, {**REPLAY, "hidden": (160, 160), "batch_size": 256, "update_to_data": 0.1}),

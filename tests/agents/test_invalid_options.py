@@ -39,6 +39,7 @@ INVALID: dict[Any, list[tuple[str, list[Any]]]] = {
         *[("quantiles", [0, 2.5]), ("target_quantiles", [0]), ("action_quantiles", [0]), ("cosines", [0])],
         *[("risk", [0.0, -1.0, 1.5, math.nan]), ("huber", [0.0, math.inf, None]), ("epsilon", [1.5])],
     ],
+    rein.Rainbow: [("atoms", [1]), ("value_min", [math.nan]), ("noise_std", [-0.1])],
     rein.SAC: [
         *[("critics", [0]), ("actor_frequency", [0, 1.5]), ("initial_temperature", [0.0, math.inf])],
         *[("temperature", [0.0, -1.0, "auto"]), ("capacity", [math.nan, True]), ("batch_size", [2.5])],

@@ -111,6 +111,7 @@ CASES: dict[str, dict[str, Case]] = {
     "DQN": {**VALUES, **DUELING, "layer norm": (VECTOR, THREE, {"layer_norm": True, "double": False})},
     "RecurrentDQN": {**SOME_VALUES, **DUELING, "GRU": (VECTOR, SHIFTED, GRU_CORE)},
     "IQN": {**SOME_VALUES, "risk-averse": (VECTOR, SHIFTED, {"risk": 0.3, "hidden": (16,)})},
+    "Rainbow": {**SOME_VALUES, "one head": (VECTOR, SHIFTED, {"dueling": False, "hidden": ()})},
     "QLearning": {
         "discrete": (spaces.Discrete(50, start=3), SHIFTED, {}),
         "multi-discrete": (spaces.MultiDiscrete([5, 6]), THREE, {}),
