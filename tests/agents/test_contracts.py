@@ -76,6 +76,11 @@ CASES = {
             "learning_rate": linear(1e-3, 0.0, env_steps=1000),
         },
     ),
+    "recurrent DQN, R2D2": Case(
+        rein.RecurrentDQN,
+        GRID,
+        {**SEQUENCES, **core(MinimalGRU), "n_step": 3, "prioritized": True, "value_rescaling": True, "capacity": 40},
+    ),
     "IQN": Case(rein.IQN, GRID, QUANTILES),
     "Rainbow": Case(rein.Rainbow, GRID, {**OFTEN, "atoms": 11}),
     "SAC": Case(rein.SAC, REACH, OFTEN),

@@ -33,7 +33,7 @@ INVALID: dict[Any, list[tuple[str, list[Any]]]] = {
     ],
     rein.RecurrentDQN: [
         *[("sequence_length", [0, 2.5]), ("burn_in", [-1, 1.5]), ("epsilon", [1.5]), ("huber", [0.0])],
-        *[("n_step", [3]), ("prioritized", [True])],
+        ("value_rescaling", [1]),
     ],
     rein.IQN: [
         *[("quantiles", [0, 2.5]), ("target_quantiles", [0]), ("action_quantiles", [0]), ("cosines", [0])],

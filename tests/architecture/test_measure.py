@@ -13,8 +13,8 @@ def test_blank_lines_comments_and_docstrings_do_not_count() -> None:
 
 
 LIMITS = {  # 3 % above the measure; a commit that raises one states the reason
-    "package, files / lines of code": (296, 35_420),
-    "tests, files / lines of code": (386, 49_980),
+    "package, files / lines of code": (296, 35_500),
+    "tests, files / lines of code": (386, 50_060),
     "imported by PPO, files / lines of code": (36, 3_550),
     "imported by SAC, files / lines of code": (39, 4_070),
     "imported by rein.Agent, files / lines of code": (24, 2_050),

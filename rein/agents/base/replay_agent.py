@@ -189,10 +189,13 @@ class ReplayAgent(NetworkAgent):
     def sample(self) -> tuple[Any, Tensor | None]:
         """Sample a batch. Returns it with its importance weights (B,), which are None without `prioritized`."""
         sample = self.replay.sample(self.batch_size, self.generator, n_step=self.n_step, gamma=self.gamma)
-        if not hasattr(self.replay, "weights"):
-            return sample, None
-        beta = self.priority_beta(**self.counts)  # type: ignore[operator]
-        return sample, self.replay.weights(sample.probability, beta)  # type: ignore[arg-type]
+        return sample, self.importance(sample.probability)
+
+    def importance(self, probability_B: Tensor | None) -> Tensor | None:
+        """Return the importance weights (B,) of rows with these sampling probabilities; None for None."""
+        if probability_B is None:
+            return None
+        return self.replay.weights(probability_B, self.priority_beta(**self.counts))  # type: ignore[operator]
 
     def reseed(self, seed: int) -> None:
         """Start all random streams from `seed`. Raises RuntimeError if the agent has recorded or learned anything."""
