@@ -74,7 +74,9 @@ class CrossQ(ContinuousSoftActorCritic):
             action_BA, log_prob_B = self.next_actions(next_features, noise_BA)
         after = {"features": next_features, "action": action_BA, "entropy": -alpha * log_prob_B}
         after |= {"reward": sample.reward, "terminated": ended_B}
-        after["discount"] = torch.as_tensor(sample.discount, device=self.device).expand_as(sample.reward)
+        after["discount"] = torch.as_tensor(sample.discount, dtype=torch.float32, device=self.device).expand_as(
+            sample.reward
+        )
         metrics = self._critics.step(batch._replace(sample=after), None, report=report)
         return metrics, metrics.pop("td_error")
 
