@@ -53,6 +53,8 @@ class CrossQ(ContinuousSoftActorCritic):
 
     def build_networks(self, generator: torch.Generator) -> ContinuousNetworks:
         """Build the actor, critics, temperature and their learners."""
+        if self.layer_norm:
+            raise ValueError("CrossQ(layer_norm=True): its critics have batch renormalization; remove layer_norm")
         settings: dict[str, Any] = {"critic_stack": BatchRenormStack, "targets": False}
         networks = self.actor_and_critics(
             ContinuousNetworks, generator, soft_actor_loss, critic_loss=crossed_critic_loss, **settings

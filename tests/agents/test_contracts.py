@@ -137,6 +137,9 @@ SLOW_CASES = {
     "IQN, masks": Case(rein.IQN, MASKED, {**QUANTILES, "action_quantiles": 4}),
     "Rainbow, masks": Case(rein.Rainbow, MASKED, {**OFTEN, "atoms": 11, "dueling": False, "epsilon": 0.2}),
     "Rainbow, frames": Case(rein.Rainbow, frames, {**OFTEN, "atoms": 11, "frame_stack": 3}),
+    "SAC, ensemble": Case(rein.SAC, REACH, {**OFTEN, "critics": 4, "target_subset": 2, "layer_norm": True}),
+    "discrete SAC, layer norm": Case(rein.DiscreteSAC, GRID, {**OFTEN, "layer_norm": True}),
+    "TD3, layer norm": Case(rein.TD3, REACH, {**OFTEN, "layer_norm": True}),
     "SAC, one environment": Case(rein.SAC, REACH, {**REPLAY, "n_step": 3, "prioritized": True}, 1),
     # matrix products large enough that torch uses oneDNN on some machines
     "SAC, large": Case(rein.SAC, REACH, {**REPLAY, "hidden": (160, 160), "batch_size": 256, "update_to_data": 0.1}),

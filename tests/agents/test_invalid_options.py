@@ -45,6 +45,7 @@ INVALID: dict[Any, list[tuple[str, list[Any]]]] = {
         *[("temperature", [0.0, -1.0, "auto"]), ("capacity", [math.nan, True]), ("batch_size", [2.5])],
         *[("target_frequency", [1.5]), ("target_entropy", [math.nan, "auto"]), ("hidden", [(0,), 64])],
         *[("update_to_data", [None, math.inf]), ("learning_starts", [-1])],
+        *[("target_subset", [0]), ("demonstration_fraction", [-0.1, 1.0])],
     ],
     rein.DiscreteSAC: [("target_entropy", [math.nan, "auto"])],
     rein.TQC: [("quantiles", [1]), ("dropped_quantiles", [-1])],

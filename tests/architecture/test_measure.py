@@ -13,10 +13,10 @@ def test_blank_lines_comments_and_docstrings_do_not_count() -> None:
 
 
 LIMITS = {  # 3 % above the measure; a commit that raises one states the reason
-    "package, files / lines of code": (296, 35_500),
-    "tests, files / lines of code": (386, 50_060),
+    "package, files / lines of code": (296, 35_620),
+    "tests, files / lines of code": (387, 50_180),
     "imported by PPO, files / lines of code": (36, 3_550),
-    "imported by SAC, files / lines of code": (39, 4_070),
+    "imported by SAC, files / lines of code": (39, 4_150),
     "imported by rein.Agent, files / lines of code": (24, 2_050),
     "executed by a step with update and persist, files / lines": (34, 5_270),
     "executed by a checkpoint, files / lines": (31, 5_950),

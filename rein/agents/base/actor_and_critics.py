@@ -62,6 +62,7 @@ class ActorAndCritics(ReplayAgent):
     actor: NetworkFactory | None = option(default=None)
     critic: NetworkFactory | None = option(default=None)
     actor_learning_rate: float | Schedule | None = option(default=None)
+    layer_norm: bool = option(default=False, help="apply layer normalization before each activation of the critics")
 
     def actor_and_critics(
         self,
@@ -75,6 +76,10 @@ class ActorAndCritics(ReplayAgent):
         """Build networks of a class of `rein.networks.off_policy`, and the learners of the actor and the critics."""
         shape = self.options("critics", "hidden", "activation", "encoder", "actor", "critic")
         shape |= self.options("normalize_observation", "scale_images")
+        if self.layer_norm:
+            from rein.networks.normalized_stacks import LayerNormStack  # most runs do not need it
+
+            more = {"critic_stack": LayerNormStack, **more}
         networks: Any = kind(self.observation_space, self.action_space, generator, **shape, **more)
         self._critics = self.add_learner("critics", networks.critics, critic_loss)
         self._actor = self.add_learner("actor", networks.actor, actor_loss)

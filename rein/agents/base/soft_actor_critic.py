@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rein.agents.base.actor_and_critics import ActorAndCritics, ContinuousActions
-from rein.agents.base.learner import Batch
+from rein.agents.base.learner import Batch, Loss
 from rein.networks.encoder import Features
 from rein.networks.off_policy import Actor, ContinuousNetworks
 from rein.options import option
@@ -83,7 +83,7 @@ class ContinuousSoftActorCritic(ContinuousActions, SoftActorCritic):
 
     def build_networks(self, generator: torch.Generator) -> ContinuousNetworks:
         """Build the actor, critics, target critics, temperature and their learners."""
-        networks = self.actor_and_critics(ContinuousNetworks, generator, soft_actor_loss)
+        networks = self.actor_and_critics(ContinuousNetworks, generator, self.actor_loss())
         self.add_temperature(networks, -float(networks.scale.actions))
         return networks
 
@@ -99,6 +99,10 @@ class ContinuousSoftActorCritic(ContinuousActions, SoftActorCritic):
             metrics = self.step_actor(of_actor, alpha, self._target_entropy, report) | metrics
         return (metrics | {"temperature": alpha}) if report else metrics, error_B
 
+    def actor_loss(self) -> Loss:
+        """Return the loss of the actor."""
+        return soft_actor_loss
+
     def update_critics(
         self, sample: Sample, batch: Batch, next_features: Features, noise_BA: Tensor, alpha: Tensor, report: bool
     ) -> tuple[dict[str, Tensor], Tensor]:
@@ -109,7 +113,11 @@ class ContinuousSoftActorCritic(ContinuousActions, SoftActorCritic):
     def next_values(self, next_features: Features, noise_BA: Tensor, alpha: Tensor) -> Tensor:
         """Return the values (B,) of next observations, which include the entropy of the policy."""
         action_BA, log_prob_B = self.next_actions(next_features, noise_BA)
-        return self.networks.target_critics(next_features, action_BA).amin(0) - alpha * log_prob_B
+        return self.lowest(self.networks.target_critics(next_features, action_BA)) - alpha * log_prob_B
+
+    def lowest(self, value_KB: Tensor) -> Tensor:
+        """Return the smallest value of each row, (B,)."""
+        return value_KB.amin(0)
 
     def next_actions(self, next_features: Features, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
         """Return actions (B, A) of the policy, scaled to [-1, 1], and their log probabilities (B,)."""
