@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rein.accelerate.fused_layers import FUSED, Pass, relu_backward, stack_backward, stack_forward
-from rein.agents.base.actor_and_critics import Temperature
 from rein.agents.base.learner import Batch
 from rein.agents.base.on_policy import Coefficients, report_metrics
+from rein.agents.base.soft_actor_critic import Temperature
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.encoder import inputs_of
 from rein.networks.heads import ContinuousHead, DiscreteHead, ProductHead
@@ -42,9 +42,7 @@ def gradient_of(loss: Any, networks: nn.Module) -> Gradient | None:
 def has_closed_form(networks: nn.Module) -> bool:
     """Return whether the gradients of all layers and heads of `networks` are implemented here."""
     hidden = getattr(networks, "hidden", None)  # None for custom networks
-    plain = (
-        isinstance(hidden, Stack) and len(hidden.layers) > 0 and hidden.activation in FUSED and networks.encoder is None
-    )
+    plain = type(hidden) is Stack and len(hidden.layers) > 0 and hidden.activation in FUSED and networks.encoder is None
     if isinstance(networks, QNetwork):
         return plain and isinstance(networks.head, nn.Linear)
     if not isinstance(networks, ActorCritic):
@@ -247,7 +245,7 @@ def critic_gradient(
 def soft_actor_gradient(
     actor: Actor, batch: Batch, coefficients: Any, share: float | Tensor | None, *, report: bool
 ) -> Result | None:
-    """Compute the gradient of `share` times `rein.agents.sac.soft_actor_loss`.
+    """Compute the gradient of `share` times `rein.agents.base.soft_actor_critic.soft_actor_loss`.
 
     With a = tanh(mean + std * noise) and m the critic with the smallest value, B times the gradient is::
 
@@ -380,8 +378,8 @@ def temperature_gradient(
 _GRADIENTS: dict[str, Gradient] = {  # by the name of the loss
     "rein.agents.base.on_policy.policy_loss": policy_gradient,
     "rein.agents.base.actor_and_critics.critic_loss": critic_gradient,
-    "rein.agents.base.actor_and_critics.temperature_loss": temperature_gradient,
     "rein.agents.base.deterministic.deterministic_actor_loss": deterministic_actor_gradient,
-    "rein.agents.sac.soft_actor_loss": soft_actor_gradient,
+    "rein.agents.base.soft_actor_critic.soft_actor_loss": soft_actor_gradient,
+    "rein.agents.base.soft_actor_critic.temperature_loss": temperature_gradient,
     "rein.agents.dqn.td_loss": td_gradient,
 }

@@ -13,6 +13,7 @@ from rein.agents.base.replay_agent import ReplayAgent as ReplayAgent
 from rein.agents.base.segments import PrioritizedSegments as PrioritizedSegments
 from rein.agents.base.value_agent import ValueAgent as ValueAgent
 from rein.agents.bc import BC as BC
+from rein.agents.crossq import CrossQ as CrossQ
 from rein.agents.ddpg import DDPG as DDPG
 from rein.agents.discrete_sac import DiscreteSAC as DiscreteSAC
 from rein.agents.dqn import DQN as DQN
@@ -24,7 +25,9 @@ from rein.agents.population import Population as Population
 from rein.agents.ppo import PPO as PPO
 from rein.agents.pqn import PQN as PQN
 from rein.agents.q_learning import QLearning as QLearning
+from rein.agents.rainbow import Rainbow as Rainbow
 from rein.agents.recurrent_dqn import RecurrentDQN as RecurrentDQN
 from rein.agents.sac import SAC as SAC
 from rein.agents.td3 import TD3 as TD3
+from rein.agents.tqc import TQC as TQC
 from rein.options import option as option

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rein.agents.base.actor_and_critics import SoftActorCritic, squared_errors
+from rein.agents.base.actor_and_critics import squared_errors
 from rein.agents.base.learner import Batch
 from rein.agents.base.replay_agent import DiscreteActions
+from rein.agents.base.soft_actor_critic import SoftActorCritic
 from rein.networks.encoder import Features, inputs_of
 from rein.networks.off_policy import ActionValues, DiscreteActor, DiscreteNetworks
 from rein.ops.values import nonempty_mask

@@ -22,9 +22,9 @@ from rein.networks.recurrent import LSTM
 from rein.ops.losses import huber
 from rein.ops.statistics import masked_mean
 from rein.ops.trees import map_tree
-from rein.ops.values import mask_values, td_target
-from rein.options import at_least_one, not_below_zero, option
-from rein.replay.sequences import Clips, SequenceReplay
+from rein.ops.values import mask_values, rescale, sequence_priority, sequence_targets, unscale
+from rein.options import at_least_one, flag, not_below_zero, option
+from rein.replay.sequences import Clips, PrioritizedSequenceReplay, SequenceReplay
 from rein.spaces import mask_of
 from rein.types import Transition, Tree
 
@@ -32,15 +32,14 @@ from rein.types import Transition, Tree
 def sequence_td_loss(
     networks: RecurrentQNetwork, batch: Batch, delta: float | None, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the mean Huber loss over valid steps. The metrics contain the mean `td_error` (B,) of each sequence."""
+    """Compute the mean Huber loss over valid steps. The metrics contain the priority of each sequence as `td_error`."""
     valid_TB: Any = batch.valid
     value_TBA = networks.sequence(batch.features, batch.carry)  # type: ignore[arg-type]  # set for sequences
     value_TB = value_TBA.gather(2, batch.action.unsqueeze(2)).squeeze(2)
     error_TB = value_TB - batch.target
     loss_TB = huber(error_TB, delta)
-    loss = masked_mean(loss_TB, valid_TB)
-    absolute_TB = torch.where(valid_TB, error_TB.detach().abs(), 0.0)
-    metrics = {"td_error": absolute_TB.sum(0) / valid_TB.sum(0).clamp(min=1)}
+    loss = masked_mean(loss_TB if batch.weight is None else loss_TB * batch.weight, valid_TB)
+    metrics = {"td_error": sequence_priority(error_TB.detach(), valid_TB)}
     if report:
         metrics |= {"value_loss": loss.detach(), "action_value": masked_mean(value_TB.detach(), valid_TB)}
     return loss, metrics
@@ -60,11 +59,13 @@ class RecurrentDQN(TargetNetworkAgent):
     steps within one episode. The carry recorded while acting is out of date. Therefore both networks first process up
     to `burn_in` steps before the sequence, starting from that carry and without gradients.
 
+    The options `n_step`, `prioritized` and `value_rescaling` complete R2D2. With the latter, Q is on the scale of
+    `rein.ops.values.rescale`, and targets are computed on the scale of rewards.
+
     Images are processed by a CNN, other observations are flattened. The action space must be Discrete. Action masks are
     supported: only valid actions are taken, and maxima are over the valid actions of the next observation.
 
-    Sources: Hausknecht & Stone 2015 (DRQN, random updates); Kapturowski et al. 2019 (R2D2), section 3, without value
-    rescaling, priorities and n-step returns.
+    Sources: Hausknecht & Stone 2015 (DRQN, random updates); Kapturowski et al. 2019 (R2D2), sections 2 and 3.
     """
 
     hidden: Sequence[int] = option(default=(64,))
@@ -77,11 +78,14 @@ class RecurrentDQN(TargetNetworkAgent):
         default=10, check=not_below_zero, fixed=True, help="steps before a sequence that only update the carry"
     )
     dueling: bool = option(default=False)
+    value_rescaling: bool = option(
+        default=False, check=flag, fixed=True, help="learn the values of rein.ops.values.rescale, for large returns"
+    )
 
     def build(self, generator: torch.Generator) -> None:
         """Build the replay of sequences, the networks and their learner."""
-        if self.n_step != 1 or self.prioritized or self.hindsight is not None:
-            raise ValueError("RecurrentDQN does not support n_step, prioritized and hindsight; leave their defaults")
+        if self.hindsight is not None:
+            raise ValueError("RecurrentDQN does not support hindsight; leave its default")
         super().build(generator)
         self._next_carry: Tensor | None = None  # (N, C) after the current step
         self._selected: Tensor | None = None  # action of the current step
@@ -89,6 +93,8 @@ class RecurrentDQN(TargetNetworkAgent):
     def build_replay(self) -> SequenceReplay:
         """Build the replay of sequences."""
         settings: dict[str, Any] = {"before": self.burn_in, "storage": self.storage, "device": self.device}
+        if self.prioritized:
+            return PrioritizedSequenceReplay(self.capacity, self.sequence_length, alpha=self.priority_alpha, **settings)
         return SequenceReplay(self.capacity, self.sequence_length, **settings)
 
     def build_networks(self, generator: torch.Generator) -> OnlineAndTarget[RecurrentQNetwork]:
@@ -144,13 +150,14 @@ class RecurrentDQN(TargetNetworkAgent):
             self.carry = carry.masked_fill(mask_N.unsqueeze(1), 0.0)
             self._next_carry = None
 
-    def sample(self) -> tuple[Clips, None]:
-        """Sample sequences from the replay."""
-        return self.replay.clips(self.batch_size, self.generator, begin=("carry",)), None
+    def sample(self) -> tuple[Clips, Tensor | None]:
+        """Sample sequences from the replay. Returns them with importance weights (B,) if they are prioritized."""
+        clips = self.replay.clips(self.batch_size, self.generator, begin=("carry",))
+        return clips, self.importance(clips.probability)
 
     @torch.no_grad()
     def batch(self, sample: Clips, weight_B: Tensor | None = None) -> Batch:
-        """Return the steps after the burn-in, with targets. Sequences have equal weights."""
+        """Return the steps after the burn-in, with targets."""
         burn_in = self.replay.before
         features, mask, _ = self._inputs(sample)
         burn_in_features, features = features.tensor_split([burn_in])
@@ -160,12 +167,17 @@ class RecurrentDQN(TargetNetworkAgent):
         )
         next_mask_TBA = None if mask is None else mask[burn_in + 1 :]
         next_value_TB = self._next_values(features, next_mask_TBA, online_carry, target_carry)
+        reward, terminated, valid = (x[burn_in:] for x in (sample.reward, sample.terminated, sample.valid))
+        if self.value_rescaling:
+            next_value_TB = unscale(next_value_TB)
+        target_TB = sequence_targets(reward, terminated, valid, next_value_TB, self.gamma, self.n_step)
         return Batch(
             features=features[:-1],
             carry=online_carry,
             action=self.network_action(sample.action[burn_in:]),
-            target=td_target(sample.reward[burn_in:], sample.terminated[burn_in:], next_value_TB, self.gamma),
-            valid=sample.valid[burn_in:],
+            target=rescale(target_TB) if self.value_rescaling else target_TB,
+            weight=None if weight_B is None else weight_B.expand_as(reward),
+            valid=valid,
         )
 
     def _inputs(self, sample: Clips) -> Inputs:

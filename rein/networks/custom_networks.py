@@ -293,13 +293,17 @@ class CustomActorCritic(nn.Module):
 
 
 class CustomCritics(nn.Module):
-    """K critics from a factory, like `Critics`. Each module maps an observation and an action to the value (B,)."""
+    """K critics from a factory, like `Critics`.
 
-    def __init__(self, modules: CustomModules, factory: NetworkFactory, members: int, actions: int) -> None:
+    Each module maps an observation and an action to the value (B,), or to several outputs (B, outputs).
+    """
+
+    def __init__(
+        self, modules: CustomModules, factory: NetworkFactory, members: int, actions: int, outputs: int = 1
+    ) -> None:
         super().__init__()
-        self.networks = nn.ModuleList(
-            modules.build("critic", factory, {"values": (2,)}, action=actions) for _ in range(members)
-        )
+        shape = {"values": (2,)} if outputs == 1 else {"quantiles": (2, outputs)}
+        self.networks = nn.ModuleList(modules.build("critic", factory, shape, action=actions) for _ in range(members))
 
     def forward(self, x: Any, action_BA: Tensor) -> Tensor:
         """Return the values (K, B)."""

@@ -66,6 +66,7 @@ class Layers(NamedTuple):
     hidden: Sequence[int]
     activation: str
     generator: torch.Generator
+    stack: type[Stack] = Stack
 
 
 class _Network(nn.Module):
@@ -76,7 +77,7 @@ class _Network(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.hidden = Stack(members, features_of(encoder, features) + more, *layers)
+        self.hidden = layers.stack(members, features_of(encoder, features) + more, *layers[:3])
 
 
 class Actor(_Network):
@@ -143,11 +144,12 @@ class _CriticEnsemble(_Network):
         encoder: nn.Module | None = None,
         *,
         privileged: int = 0,
+        outputs: int = 1,
     ) -> None:
         more = privileged + actions if self.reads_action else privileged
         super().__init__(features, layers, encoder, members=members, more=more)
         self.members = members
-        outputs = 1 if self.reads_action else actions
+        outputs = outputs if self.reads_action else actions
         heads = [orthogonal_linear(self.hidden.features, outputs, 1.0, layers.generator) for _ in range(members)]
         weights, biases = ([getattr(head, name).detach() for head in heads] for name in ("weight", "bias"))
         if not self.reads_action:  # (K, H, A) and (K, 1, A) instead of (K, 1, H) and (K, 1)
@@ -160,7 +162,8 @@ class _CriticEnsemble(_Network):
 class Critics(_CriticEnsemble):
     """K independent critics of an observation and an action, evaluated together.
 
-    All critics share the encoder, which does not depend on the action.
+    All critics share the encoder, which does not depend on the action. With several `outputs`, such as quantiles of the
+    value, results have the shape (K, B, outputs).
     """
 
     reads_action = True
@@ -168,7 +171,7 @@ class Critics(_CriticEnsemble):
     def forward(self, x: Features, action_BA: Tensor) -> Tensor:
         """Return the values (K, B)."""
         h_KBH = self.hidden(torch.cat((critic_features(self.encoder, x), action_BA), 1))
-        return torch.baddbmm(self.bias.unsqueeze(-1), h_KBH, self.weight.mT).squeeze(-1)
+        return torch.baddbmm(self.bias.unsqueeze(1), h_KBH, self.weight.mT).squeeze(-1)
 
     def frozen(self, x: Features, action_BA: Tensor, members: int | None = None) -> Tensor:
         """Return the values of the first `members`, with gradients of the action only. Halves the backward pass."""
@@ -179,7 +182,7 @@ class Critics(_CriticEnsemble):
         x_BI = torch.cat((features, action_BA), 1)
         # without hidden layers, `through` would not know the number of members
         h_KBH = self.hidden.through(x_BI, layers) if layers else x_BI.expand(len(weight), *x_BI.shape)
-        return torch.baddbmm(bias.unsqueeze(-1), h_KBH, weight.mT).squeeze(-1)
+        return torch.baddbmm(bias.unsqueeze(1), h_KBH, weight.mT).squeeze(-1)
 
 
 class StateValue(_Network):
@@ -224,7 +227,7 @@ class DiscreteActor(_Network):
 
 
 class OffPolicyNetworks(nn.Module, abc.ABC):
-    """Base class: a preprocessor, an actor, and, unless K = 0, K critics and target copies of the critics."""
+    """Base class: a preprocessor, an actor, and, unless K = 0, K critics and usually target copies of the critics."""
 
     masks: ClassVar[bool] = False  # whether the actor reads action masks
 
@@ -243,16 +246,21 @@ class OffPolicyNetworks(nn.Module, abc.ABC):
         actor: NetworkFactory | None = None,
         critic: NetworkFactory | None = None,
         tree: bool = False,
+        outputs: int = 1,
+        critic_stack: type[Stack] = Stack,
+        targets: bool = True,
     ) -> None:
         """Create the networks. Actor and critics have separate encoders, from `encoder_for`.
 
         `actor` and `critic` replace all layers, see `rein.networks.custom_networks`. With one of them, or with `tree`,
-        preprocessed observations are not flattened.
+        preprocessed observations are not flattened. `outputs` is the number of outputs of `Critics`, and `critic_stack`
+        the class of their hidden layers. Without `targets`, there are no target critics.
 
         Raises ValueError for images without an encoder, and for actions that are not supported.
         """
         super().__init__()
         self._read_actions(action_space, generator.device)
+        self._outputs = outputs
         custom: Any = None
         if tree or actor is not None or critic is not None:
             from rein.networks import custom_networks as custom  # most runs do not need it
@@ -283,10 +291,11 @@ class OffPolicyNetworks(nn.Module, abc.ABC):
         if not critics:
             return
         if critic is None:
-            self.critics: Any = self._critics(critics, layers, new_encoder())
+            self.critics: Any = self._critics(critics, layers._replace(stack=critic_stack), new_encoder())
         else:
             self.critics = self._custom_critics(modules, critic, critics)
-        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        if targets:
+            self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
 
     @abc.abstractmethod
     def _read_actions(self, action_space: spaces.Space[Any], device: torch.device) -> None:
@@ -323,12 +332,12 @@ class ContinuousNetworks(OffPolicyNetworks):
 
     def _critics(self, members: int, layers: Layers, encoder: nn.Module | None) -> nn.Module:
         size = self.preprocess.features, self.scale.actions
-        return Critics(members, *size, layers, encoder, privileged=self.preprocess.privileged)
+        return Critics(members, *size, layers, encoder, privileged=self.preprocess.privileged, outputs=self._outputs)
 
     def _custom_critics(self, modules: Any, factory: NetworkFactory, members: int) -> nn.Module:
         from rein.networks.custom_networks import CustomCritics
 
-        return CustomCritics(modules, factory, members, self.scale.actions)
+        return CustomCritics(modules, factory, members, self.scale.actions, self._outputs)
 
     def act(self, observation: Tree, generator: torch.Generator | None) -> Tensor:
         """Return actions `(N, *A)` of a stochastic actor: samples, or modes without a generator."""

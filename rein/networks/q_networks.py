@@ -1,7 +1,7 @@
 """Q-networks: values of all Discrete actions, quantiles of their returns, recurrent values, and target networks.
 
 Shapes: T steps in time, N environments, B rows or sequences, F features of an observation, H features, C size of a
-carry or number of cosines, Q levels, A actions.
+carry or number of cosines, Q levels, A actions, Z atoms, E numbers of noise.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rein.networks.encoder import (
 )
 from rein.networks.heads import count_actions
 from rein.networks.mlp import Stack, new_activation, orthogonal_linear
+from rein.networks.noisy import NoisyLinear
 from rein.ops.values import mask_values
 
 
@@ -215,6 +216,70 @@ def even_levels(count: int, device: torch.device | str = "cpu") -> Tensor:
     return (torch.arange(count, dtype=torch.float32, device=device) + 0.5) / count
 
 
+class CategoricalQNetwork(_ActionValueNetwork):
+    """Network of the probabilities of returns of all actions, on Z evenly spaced atoms. Its layers are noisy.
+
+    The network consists of an encoder, hidden layers and a head. With `dueling`, the logits of an action are::
+
+        l_z(s, a) = V_z(s) + A_z(s, a) - mean_a' A_z(s, a')
+
+    See `NoisyLinear` for the noise and the initial parameters. The encoder has no noise. Parameters are drawn from
+    `generator`, on its device. Raises ValueError if the actions are not Discrete.
+
+    Sources: Bellemare et al. 2017 (C51); Hessel et al. 2018 (Rainbow).
+    """
+
+    support: Tensor
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+        generator: torch.Generator,
+        *,
+        value_range: tuple[float, float],
+        hidden: Sequence[int] = (128, 128),
+        activation: str = "relu",
+        dueling: bool = True,
+        noise_std: float = 0.5,
+        atoms: int = 51,
+        **observations: Any,
+    ) -> None:
+        """Create the network. `atoms` is Z, from the first to the last value of `value_range`."""
+        super().__init__(observation_space, action_space, generator, **observations)
+        self.dueling = dueling
+        self.activation = new_activation(activation)
+        sizes = [self.inputs, *hidden, (dueling + self.actions) * atoms]
+        self.layers = nn.ModuleList(NoisyLinear(*pair, noise_std, generator) for pair in itertools.pairwise(sizes))
+        support = torch.linspace(*value_range, atoms, dtype=torch.float32, device=generator.device)
+        self.register_buffer("support", support, persistent=False)
+
+    @property
+    def noise_size(self) -> int:
+        """Number E of normal numbers of a forward pass with noise."""
+        return sum(layer.noise_size for layer in self.layers)  # type: ignore[misc]
+
+    def forward(self, x: Features, noise_E: Tensor | None = None) -> Tensor:
+        """Return Q (B, A) of preprocessed observations. The values of masked actions are below all others."""
+        x_BF, mask_BA, _ = inputs_of(x)
+        return mask_values((self.log_probs(x_BF, noise_E).exp() * self.support).sum(2), mask_BA)
+
+    def log_probs(self, x_BF: Tensor, noise_E: Tensor | None = None) -> Tensor:
+        """Return the log probabilities (B, A, Z), by default without noise."""
+        h = through(self.encoder, x_BF)
+        noises: Any = [None] * len(self.layers)
+        if noise_E is not None:
+            noises = noise_E.split([layer.noise_size for layer in self.layers])  # type: ignore[misc]
+        *hidden, head = self.layers
+        for layer, noise in zip(hidden, noises, strict=False):
+            h = self.activation(layer(h, noise))
+        logit_BAZ = head(h, noises[-1]).unflatten(1, (-1, len(self.support)))
+        if self.dueling:
+            value_B1Z, advantage_BAZ = logit_BAZ[:, :1], logit_BAZ[:, 1:]
+            logit_BAZ = advantage_BAZ + (value_B1Z - advantage_BAZ.mean(1, keepdim=True))
+        return logit_BAZ.log_softmax(2)
+
+
 class RecurrentQNetwork(_ActionValueNetwork):
     """Recurrent Q-network: an encoder, hidden layers, a recurrent core and a linear or dueling head.
 
@@ -271,7 +336,7 @@ class RecurrentQNetwork(_ActionValueNetwork):
         return self.hidden(through(self.encoder, x_BF))[0]
 
 
-Network = TypeVar("Network", QNetwork, QuantileNetwork, RecurrentQNetwork)
+Network = TypeVar("Network", QNetwork, QuantileNetwork, CategoricalQNetwork, RecurrentQNetwork)
 
 
 class OnlineAndTarget(nn.Module, Generic[Network]):

@@ -1,6 +1,6 @@
 """Targets of value functions: one-step targets, n-step returns of sampled windows, tabular updates, target networks.
 
-Shapes: B rows or windows, n steps of a window, A actions.
+Shapes: B rows, windows or sequences, n steps of a window, T steps of a sequence, A actions.
 """
 
 from __future__ import annotations
@@ -27,6 +27,52 @@ def td_target(reward_N: Tensor, terminated_N: Tensor, next_value_N: Tensor, gamm
     if isinstance(gamma, Tensor):  # (N,)
         return torch.addcmul(reward_N, next_value_N, gamma)
     return torch.add(reward_N, next_value_N, alpha=gamma)
+
+
+def rescale(value: Tensor, epsilon: float = 1e-3) -> Tensor:
+    """Compute sign(x) (sqrt(|x| + 1) - 1) + epsilon x, which compresses large values. `unscale` is the inverse.
+
+    Source: Pohlen et al. 2018 ("Observe and look further"), section 3.2.
+    """
+    return value.sign() * ((value.abs() + 1.0).sqrt() - 1.0) + epsilon * value
+
+
+def unscale(value: Tensor, epsilon: float = 1e-3) -> Tensor:
+    """Compute the inverse of `rescale`.
+
+    It is sign(x) (((sqrt(1 + 4 epsilon (|x| + 1 + epsilon)) - 1) / (2 epsilon))^2 - 1), written without a difference of
+    almost equal numbers.
+    """
+    size = value.abs() + (1.0 + epsilon)
+    root = 2.0 * size / (1.0 + (1.0 + 4.0 * epsilon * size).sqrt())
+    return value.sign() * (root.square() - 1.0)
+
+
+def sequence_targets(
+    reward_TB: Tensor, terminated_TB: Tensor, valid_TB: Tensor, next_value_TB: Tensor, gamma: float, n_step: int
+) -> Tensor:
+    """Compute n-step targets of the steps of sequences within one episode, (T, B).
+
+    The targets are::
+
+        y_t = r_t + gamma r_t+1 + ... + gamma^(k-1) r_t+k-1 + gamma^k v_t+k
+
+    k = n, or fewer steps at the end of the valid steps. `next_value_TB` holds v_t+1. It is ignored in terminated rows.
+    """
+    single_TB = target_TB = td_target(reward_TB, terminated_TB, next_value_TB, gamma)
+    for _ in range(n_step - 1):
+        further_TB = torch.where(valid_TB[1:], reward_TB[:-1] + gamma * target_TB[1:], single_TB[:-1])
+        target_TB = torch.cat((further_TB, single_TB[-1:]))
+    return target_TB
+
+
+def sequence_priority(error_TB: Tensor, valid_TB: Tensor, eta: float = 0.9) -> Tensor:
+    """Return eta times the largest plus 1 - eta times the mean absolute error of the valid steps, (B,).
+
+    Source: Kapturowski et al. 2019 (R2D2), section 2.3.
+    """
+    size_TB = torch.where(valid_TB, error_TB.abs(), 0.0)
+    return eta * size_TB.amax(0) + (1.0 - eta) * size_TB.sum(0) / valid_TB.sum(0).clamp(min=1)
 
 
 def share_of_duplicates(learning_rate: float, rows: int, device: torch.device | str) -> Tensor:

@@ -277,7 +277,11 @@ class PrioritizedReplay(Replay):
     ) -> None:
         """`alpha` is that of `Priorities`."""
         super().__init__(capacity, storage=storage, device=device)
-        self._options = {"alpha": alpha, "device": device}
+        self.prioritize(alpha)
+
+    def prioritize(self, alpha: float) -> None:
+        """Set the exponent of priorities before the first row."""
+        self._options = {"alpha": alpha, "device": self.device}
         self.priorities = Priorities(1, **self._options)  # replaced when the number of rows is known
 
     def _take(self, packing: Packing, slots: int) -> None:

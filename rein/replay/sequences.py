@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rein.ops.trees import map_tree
+from rein.replay.prioritized import PrioritizedReplay
 from rein.replay.replay import LEARNED, Replay
 from rein.replay.storage import Packing
 from rein.types import Tree
@@ -30,6 +31,7 @@ class Clips(NamedTuple):
     next_observation: Tree  # one row later, independent of the stride
     fields: Mapping[str, Tree]  # (T, B, ...), further requested fields
     begin: Mapping[str, Tree]  # (B, ...), requested fields of the first step only, such as the recorded carry
+    probability: Tensor | None = None  # (B,) float64 sampling probability; None if uniform
 
 
 class SequenceReplay(Replay):
@@ -94,14 +96,17 @@ class SequenceReplay(Replay):
         """
         self.flush()
         self._packed()
+        start_B, probability_B = self._starts(batch_size, generator)
+        return self._from(start_B, None, fields, begin)._replace(probability=probability_B)
+
+    def _starts(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
+        """Return the first rows (B,) of clips, and their probabilities (B,) unless they are equal."""
         skip = self._cut_off()
         if self._valid.count <= skip:
             kind = f"whole clip of {self.length} rows" if self.whole else "clip"
             raise ValueError(f"the replay has {self.filled * self.num_envs} rows, but no {kind} that can be sampled")
         drawn_B = self._valid.draw(batch_size, generator, True, skip=skip, oldest=self._oldest * self.num_envs)
-        return self._from(
-            self._later(drawn_B, torch.tensor(-self._least, dtype=torch.int64, device=self.device)), None, fields, begin
-        )
+        return self._later(drawn_B, torch.tensor(-self._least, dtype=torch.int64, device=self.device)), None
 
     def newest(self, *, fields: Sequence[str] = (), begin: Sequence[str] = ()) -> Clips:
         """Return the newest clip of each environment, (T, N). No step is valid if an environment has no clip yet."""
@@ -172,3 +177,31 @@ class SequenceReplay(Replay):
         """See `Replay.load_state_dict`."""
         self._step_N = torch.zeros_like(self._step_N)
         super().load_state_dict(state)
+
+
+class PrioritizedSequenceReplay(SequenceReplay, PrioritizedReplay):
+    """Replay buffer of sequences with proportional prioritization: each row has the priority of the clip it begins.
+
+    Multiply the losses of clips by `weights(clips.probability, beta)`, then call `update` with their errors.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        length: int,
+        *,
+        before: int = 0,
+        alpha: float = 0.6,
+        storage: str = "memory",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`alpha` is that of `Priorities`."""
+        super().__init__(capacity, length, before=before, storage=storage, device=device)
+        self.prioritize(alpha)
+
+    def _starts(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        return self.priorities.sample(batch_size, generator)
+
+    def update(self, index_B: Tensor, td_error_B: Tensor) -> None:
+        """Set the priorities of clips from their rows, (T, B) instead of (B,), and their TD errors."""
+        super().update(index_B[self.before], td_error_B)

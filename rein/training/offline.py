@@ -242,8 +242,14 @@ def offline_loop(
     return loop
 
 
-def fill_replay(agent: ReplayAgent, data: Source, *, num_envs: int = 1, clip: bool = False) -> int:
+def fill_replay(
+    agent: ReplayAgent, data: Source, *, num_envs: int = 1, clip: bool = False, demonstrations: bool = False
+) -> int:
     """Fill an agent's replay buffer with recorded transitions, and return the number of valid ones.
+
+    With `demonstrations`, the transitions fill a second replay, which is never overwritten and is saved with the agent.
+    The fraction `demonstration_fraction` of each batch then comes from it, while the agent learns in an environment
+    (RLPD, Ball et al. 2023). Earlier demonstrations are replaced.
 
     The statistics of an observation normalizer are updated, too.
 
@@ -254,6 +260,7 @@ def fill_replay(agent: ReplayAgent, data: Source, *, num_envs: int = 1, clip: bo
             environments of a run are read one after the other.
         num_envs: number of environments to train in later. Each gets a contiguous part of the rows.
         clip: whether to clip actions to the bounds of the agent's Box, for data recorded through `ClipAction`.
+        demonstrations: whether to fill the replay of demonstrations instead.
 
     Raises:
         ValueError: if a field is missing, spaces differ from those of the agent, valid rows have values that are not
@@ -272,9 +279,12 @@ def fill_replay(agent: ReplayAgent, data: Source, *, num_envs: int = 1, clip: bo
         raise ValueError(f"fill_replay: {kind} has a {replay_kind}, which needs more than recorded transitions")
     _seed(agent, None)  # seeding later would empty the replay
     chunks = _all_checked(agent, _chunks(data), clip)
-    count = 0
+    replay, count = agent.replay, 0
+    if demonstrations:
+        chunks = [together(chunks)]
+        replay = agent.demonstrations = agent.demonstration_replay(len(chunks[0].reward))
     for chunk, following in pairs(chunks if num_envs == 1 else [together(chunks)]):
-        count += extend(agent.replay, chunk, num_envs, following)
+        count += extend(replay, chunk, num_envs, following)
         agent.networks.preprocess.update(chunk.observation, chunk.valid)
     return count
 

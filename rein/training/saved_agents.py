@@ -38,7 +38,7 @@ from rein.store.loading import part_at, put
 if TYPE_CHECKING:
     from rein.agents.base.policies import AgentPolicy
 
-_ROWS = ("replay", "rollout")  # entries of the state that are data, not parameters
+_ROWS = ("replay", "demonstrations", "rollout")  # entries of the state that are data, not parameters
 _CORES = {core.__name__: core for core in (GRU, LSTM, MinimalGRU)}
 _CALLERS = ("device", "guard", "threads", "micro_batch", "compile", "optimizer")  # options not taken from a file
 _SIZES = ("hidden", "core", "critics", "cosines", "action_quantiles")  # options that make an agent larger

@@ -21,7 +21,7 @@ from rein.accelerate.closed_form import (
 from rein.agents.base.actor_and_critics import critic_loss
 from rein.agents.base.deterministic import deterministic_actor_loss
 from rein.agents.base.learner import Batch
-from rein.agents.sac import soft_actor_loss
+from rein.agents.base.soft_actor_critic import soft_actor_loss
 from rein.envs.cartpole import CartPole
 from rein.envs.probes import Reach
 from rein.envs.wrappers import Wrapper

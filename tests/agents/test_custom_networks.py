@@ -71,6 +71,13 @@ class ActorCritic(nn.Module):
         return self.policy(observation), self.value(observation)
 
 
+class Quantiles(Value):
+    """Three quantiles of a value."""
+
+    def forward(self, *arguments: Any) -> Tensor:
+        return super().forward(*arguments).unsqueeze(-1) + torch.arange(3.0)
+
+
 Q = functools.partial(Policy, deterministic=True)
 Deterministic = Q
 
@@ -98,6 +105,8 @@ KINDS: dict[str, tuple[Any, bool, dict[str, Any]]] = {  # kind, whether actions 
     "SAC": (rein.SAC, True, REPLAY | CONTINUOUS),
     "SAC, actor": (rein.SAC, True, REPLAY | {"hidden": (8,), "actor": Policy}),
     "SAC, critic": (rein.SAC, True, REPLAY | {"hidden": (8,), "critic": Value, "normalize_observation": True}),
+    "TQC": (rein.TQC, True, REPLAY | {"actor": Policy, "critic": Quantiles, "quantiles": 3, "dropped_quantiles": 1}),
+    "CrossQ": (rein.CrossQ, True, REPLAY | {**CONTINUOUS, "actor_frequency": 1}),
     "TD3": (rein.TD3, True, REPLAY | {"actor": Deterministic, "critic": Value, "noise": 1.0}),
     "DDPG": (rein.DDPG, True, REPLAY | {"actor": Deterministic, "critic": Value, "noise": 1.0}),
     "AWAC": (rein.AWAC, True, REPLAY | CONTINUOUS),

@@ -33,19 +33,22 @@ INVALID: dict[Any, list[tuple[str, list[Any]]]] = {
     ],
     rein.RecurrentDQN: [
         *[("sequence_length", [0, 2.5]), ("burn_in", [-1, 1.5]), ("epsilon", [1.5]), ("huber", [0.0])],
-        *[("n_step", [3]), ("prioritized", [True])],
+        ("value_rescaling", [1]),
     ],
     rein.IQN: [
         *[("quantiles", [0, 2.5]), ("target_quantiles", [0]), ("action_quantiles", [0]), ("cosines", [0])],
         *[("risk", [0.0, -1.0, 1.5, math.nan]), ("huber", [0.0, math.inf, None]), ("epsilon", [1.5])],
     ],
+    rein.Rainbow: [("atoms", [1]), ("value_min", [math.nan]), ("noise_std", [-0.1])],
     rein.SAC: [
         *[("critics", [0]), ("actor_frequency", [0, 1.5]), ("initial_temperature", [0.0, math.inf])],
         *[("temperature", [0.0, -1.0, "auto"]), ("capacity", [math.nan, True]), ("batch_size", [2.5])],
         *[("target_frequency", [1.5]), ("target_entropy", [math.nan, "auto"]), ("hidden", [(0,), 64])],
         *[("update_to_data", [None, math.inf]), ("learning_starts", [-1])],
+        *[("target_subset", [0]), ("demonstration_fraction", [-0.1, 1.0])],
     ],
     rein.DiscreteSAC: [("target_entropy", [math.nan, "auto"])],
+    rein.TQC: [("quantiles", [1]), ("dropped_quantiles", [-1])],
     rein.TD3: [("critics", [0]), ("actor_frequency", [0]), ("target_noise", [-0.1]), ("target_noise_clip", [-0.1])],
     rein.AWAC: [("temperature", [0.0]), ("weights", ["linear"]), ("max_weight", [0.0]), ("critics", [0])],
     rein.IQL: [

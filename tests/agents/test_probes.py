@@ -24,6 +24,7 @@ EPSILON = {**REPLAY, "epsilon": rein.schedules.linear(1.0, 0.05, env_steps=2_000
 SOFT, NOISY = {**REPLAY, "initial_temperature": 0.1}, {**REPLAY, "noise": GaussianNoise(0.3)}
 DISCRETE = {"hidden": (32,), "learning_rate": 3e-3, "batch_size": 64, "learning_starts": 200}
 DISCRETE |= {"update_to_data": 0.25, "target_entropy": 0.05}
+RETURNS = {"value_min": -2.0, "value_max": 2.0}
 WIDE = {"log_std": -0.7}
 bandit, corridor, fork = (functools.partial(kind, continuous=True) for kind in (Bandit, Corridor, Fork))
 
@@ -59,11 +60,18 @@ CASES = {
     "DQN, copies": Case(rein.DQN, Corridor, 4_800, {**EPSILON, "tau": 1.0, "target_frequency": 10, "layer_norm": True}),
     "DQN, Boltzmann": Case(rein.DQN, Corridor, 4_800, {**EPSILON, "temperature": 0.1}),
     "DQN, fork": Case(rein.DQN, Fork, 6_400, {**EPSILON, "huber": None}),
+    "Rainbow, bandit": Case(rein.Rainbow, Bandit, 3_200, {**REPLAY, **RETURNS}),
+    "Rainbow, corridor": Case(rein.Rainbow, Corridor, 4_800, {**REPLAY, **RETURNS}),
+    "Rainbow, fork": Case(rein.Rainbow, Fork, 6_400, {**REPLAY, "value_min": 0.0}),
     "SAC, bandit": Case(rein.SAC, bandit, 3_200, SOFT),
     "SAC, corridor": Case(rein.SAC, corridor, 4_800, SOFT),
     "SAC, three steps at once": Case(rein.SAC, corridor, 4_800, {**SOFT, "n_step": 3, "prioritized": True}),
     "SAC, reach": Case(rein.SAC, Reach, 6_400, SOFT),
     "SAC, fork": Case(rein.SAC, fork, 6_400, {**REPLAY, "temperature": 0.05}, 0.5),
+    "TQC, corridor": Case(rein.TQC, corridor, 4_800, {**SOFT, "critics": 2}),
+    "TQC, reach": Case(rein.TQC, Reach, 6_400, {**SOFT, "critics": 2}),
+    "CrossQ, bandit": Case(rein.CrossQ, bandit, 4_800, SOFT),
+    "CrossQ, corridor": Case(rein.CrossQ, corridor, 4_800, {**SOFT, "actor_frequency": 1}),
     "TD3, bandit": Case(rein.TD3, bandit, 4_800, NOISY),
     "TD3, reach": Case(rein.TD3, Reach, 6_400, NOISY),
     "DDPG, corridor": Case(rein.DDPG, corridor, 12_800, REPLAY, 0.15),
@@ -72,8 +80,16 @@ CASES = {
     "discrete SAC, corridor": Case(rein.DiscreteSAC, Corridor, 3_200, DISCRETE, 0.05, 8),
 }
 DEFAULT = ["A2C, corridor", "IMPALA, corridor", "PPO, bandit", "PPO, corridor", "PPO, continuous corridor", "PPO, fork"]
-DEFAULT += ["DQN, bandit", "DQN, corridor", "DQN, fork", "SAC, bandit", "SAC, three steps at once", "SAC, fork"]
-DEFAULT += ["TD3, bandit", "DDPG, corridor", "discrete SAC, corridor"]
+DEFAULT += [
+    "DQN, bandit",
+    "DQN, corridor",
+    "DQN, fork",
+    "Rainbow, corridor",
+    "SAC, bandit",
+    "SAC, three steps at once",
+    "SAC, fork",
+]
+DEFAULT += ["TD3, bandit", "TQC, corridor", "CrossQ, corridor", "DDPG, corridor", "discrete SAC, corridor"]
 
 
 def trained(case: Case) -> tuple[Any, Any]:
@@ -99,6 +115,7 @@ VALUES = {
     "PPO": Case(rein.PPO, {}, 12_800, ROLLOUT, 0.05, 32),
     "DQN": Case(rein.DQN, {}, 2_400, FAST),
     "DQN, n steps": Case(rein.DQN, {}, 2_400, {**FAST, "n_step": 3}),
+    "Rainbow": Case(rein.Rainbow, {}, 2_400, {**FAST, **RETURNS}, 0.1),
     # a temperature near 0, so that the entropy does not contribute to values
     "SAC": Case(rein.SAC, {"continuous": True}, 3_200, {**REPLAY, "temperature": 1e-4}, 0.06),
     "TD3": Case(rein.TD3, {"continuous": True}, 3_200, NOISY, 0.08),
@@ -119,6 +136,7 @@ def values(agent: Any, x: Tensor) -> Tensor:
     "PPO-DelayedReward",
     "DQN-ConstantReward",
     "DQN, n steps-DelayedReward",
+    "Rainbow-DelayedReward",
     "SAC-DelayedReward",
     "TD3-DelayedReward",
 )

@@ -283,5 +283,12 @@ def test_solves_memory_task(kind: Any, burn_in: int) -> None:
     assert recalled(rein.RecurrentDQN, 200, core=core, sequence_length=4, burn_in=burn_in) >= 0.95
 
 
+@pytest.mark.slow
+def test_options_of_r2d2_solve_memory_task() -> None:
+    options: dict[str, Any] = {"n_step": 3, "prioritized": True, "value_rescaling": True}
+    core = functools.partial(MinimalGRU, features=16)
+    assert recalled(rein.RecurrentDQN, 200, core=core, sequence_length=4, burn_in=1, **options) >= 0.95
+
+
 def test_dqn_without_core_stays_at_chance() -> None:
     assert abs(recalled(rein.DQN, 200) - 0.25) < 0.1

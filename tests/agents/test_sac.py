@@ -7,8 +7,8 @@ import torch
 from gymnasium import spaces
 
 from rein.accelerate.closed_form import temperature_gradient
-from rein.agents.base.actor_and_critics import Temperature, temperature_loss
 from rein.agents.base.learner import Batch
+from rein.agents.base.soft_actor_critic import Temperature, temperature_loss
 from rein.agents.sac import SAC
 from rein.ops.random import generator
 from rein.types import Transition
@@ -84,7 +84,7 @@ def test_target_matches_definition():
     networks, sample = agent.networks, agent.replay.sample(30, generator(0, "test"), gamma=0.8)
     sample = sample._replace(terminated=torch.arange(30) % 3 == 0)
     noise = torch.randn(30, 2, generator=generator(1, "test"))
-    found = agent.target(sample, agent._next_values(sample.next_observation, noise, torch.tensor(0.7)))
+    found = agent.target(sample, agent.next_values(sample.next_observation, noise, torch.tensor(0.7)))
     mean, log_std = networks.actor(sample.next_observation).chunk(2, -1)
     u = mean + log_std.exp() * noise
     gaussian = torch.distributions.Normal(mean, log_std.exp())
@@ -93,7 +93,7 @@ def test_target_matches_definition():
     expected = sample.reward + torch.where(sample.terminated, 0.0, 0.8 * (value - 0.7 * log_prob))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     row = sample._replace(**{name: getattr(sample, name)[4:5] for name in ("reward", "terminated")})
-    value = agent._next_values(sample.next_observation[4:5], noise[4:5], torch.tensor(0.7))
+    value = agent.next_values(sample.next_observation[4:5], noise[4:5], torch.tensor(0.7))
     alone = agent.target(row, value)
     torch.testing.assert_close(alone, found[4:5], rtol=1e-4, atol=1e-4)
 

@@ -12,7 +12,7 @@ import rein
 from rein.networks.recurrent import GRU
 from rein.training.saved_agents import own_agents
 
-CONTINUOUS = (rein.SAC, rein.TD3, rein.DDPG, rein.IQL, rein.AWAC)
+CONTINUOUS = (rein.SAC, rein.TQC, rein.CrossQ, rein.TD3, rein.DDPG, rein.IQL, rein.AWAC)
 
 
 def built(kind: Any, **options: Any) -> Any:

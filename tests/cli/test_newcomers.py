@@ -285,11 +285,11 @@ API = {  # mistake, and a part of the error message
     "SAC(network=)": (lambda: SAC(VECTOR, VECTOR, network=torch.nn.Linear), "use actor"),
     "PPO(verbose=)": (lambda: agent(verbose=1), "rein.handlers"),
     "SAC(ent_coef=)": (lambda: SAC(VECTOR, VECTOR, ent_coef=0.1), "temperature"),
-    "SAC for discrete actions": (lambda: agent(SAC), "BC, DQN, DiscreteSAC, IMPALA, IQN, PPO, PQN or RecurrentDQN"),
+    "SAC for discrete actions": (lambda: agent(SAC), "IQN, PPO, PQN, Rainbow or RecurrentDQN"),
     "IQL for discrete actions": (lambda: agent(IQL), "DiscreteSAC"),
     "DQN for continuous actions": (
         lambda: DQN(VECTOR, VECTOR),
-        "use A2C, AWAC, BC, DDPG, IMPALA, IQL, PPO, SAC or TD3",
+        "use A2C, AWAC, BC, CrossQ, DDPG, IMPALA, IQL, PPO, SAC, TD3 or TQC",
     ),
     "QLearning for vectors": (lambda: agent(QLearning), "DQN"),
     "optimizer='adam'": (lambda: agent(optimizer="adam"), "torch.optim"),
@@ -506,7 +506,7 @@ def test_agents_in_a_hint_can_be_built():
     with pytest.raises(ValueError, match="use") as raised:
         QLearning(VECTOR, VECTOR)
     names = re.split(", | or ", str(raised.value).partition("; use ")[2])
-    assert len(names) == 9
+    assert len(names) == 11
     for name in names:
         agent(getattr(rein, name), action_space=VECTOR)
 

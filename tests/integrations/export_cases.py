@@ -111,6 +111,7 @@ CASES: dict[str, dict[str, Case]] = {
     "DQN": {**VALUES, **DUELING, "layer norm": (VECTOR, THREE, {"layer_norm": True, "double": False})},
     "RecurrentDQN": {**SOME_VALUES, **DUELING, "GRU": (VECTOR, SHIFTED, GRU_CORE)},
     "IQN": {**SOME_VALUES, "risk-averse": (VECTOR, SHIFTED, {"risk": 0.3, "hidden": (16,)})},
+    "Rainbow": {**SOME_VALUES, "one head": (VECTOR, SHIFTED, {"dueling": False, "hidden": ()})},
     "QLearning": {
         "discrete": (spaces.Discrete(50, start=3), SHIFTED, {}),
         "multi-discrete": (spaces.MultiDiscrete([5, 6]), THREE, {}),
@@ -118,6 +119,8 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "SAC": WITH_CRITIC,
     "DiscreteSAC": {**DISCRETE_ACTOR, "critic observation": (CRITIC, THREE, {})},
+    "TQC": SOME_ACTORS,
+    "CrossQ": SOME_ACTORS,
     "TD3": SOME_ACTORS,
     "DDPG": SOME_ACTORS,
     "AWAC": SOME_ACTORS,

@@ -19,8 +19,8 @@ from rein.accelerate.fast_learner import FastLearner
 from rein.agents.base.actor_and_critics import critic_loss
 from rein.agents.base.deterministic import deterministic_actor_loss
 from rein.agents.base.learner import Batch, Learner
+from rein.agents.base.soft_actor_critic import soft_actor_loss
 from rein.agents.dqn import td_loss
-from rein.agents.sac import soft_actor_loss
 from rein.networks.off_policy import LOG_STD, Actor, Critics, Layers
 from rein.networks.q_networks import QNetwork
 

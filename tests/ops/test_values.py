@@ -5,7 +5,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rein.ops.values import mask_values, share_of_duplicates, step_toward_, td_target
+from rein.ops.random import generator
+from rein.ops.values import (
+    mask_values,
+    rescale,
+    sequence_priority,
+    sequence_targets,
+    share_of_duplicates,
+    step_toward_,
+    td_target,
+    unscale,
+)
 
 CELLS = 12
 
@@ -20,6 +30,38 @@ def test_terminated_row_does_not_bootstrap() -> None:
 def test_next_value_of_a_terminated_row_is_ignored(value: float) -> None:
     target_N = td_target(torch.tensor([2.0]), torch.tensor([True]), torch.tensor([value]), gamma=0.9)
     assert target_N.tolist() == [2.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rescaling_matches_its_equation_and_is_undone(dtype: torch.dtype) -> None:
+    value = torch.tensor([0.0, 1e-3, -1.0, 3.0, 500.0, -1e5], dtype=dtype)
+    exact = value.double()
+    expected = exact.sign() * ((exact.abs() + 1).sqrt() - 1) + 1e-3 * exact
+    torch.testing.assert_close(rescale(value).double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(unscale(rescale(value)), value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 9])
+def test_sequence_targets_match_a_sum_per_step(n: int) -> None:
+    drawn, steps, length = generator(0, "sequences"), 5, [5, 3, 1]
+    reward, next_value = torch.randn(2, steps, 3, generator=drawn)
+    valid = torch.arange(steps).unsqueeze(1) < torch.tensor(length)
+    terminated = torch.zeros(steps, 3, dtype=torch.bool)
+    terminated[2, 1] = True
+    next_value[2, 1] = torch.nan
+    found = sequence_targets(reward, terminated, valid, next_value, 0.9, n)
+    for b in range(3):
+        for t in range(length[b]):
+            last = min(t + n, length[b]) - 1
+            expected = sum(0.9 ** (i - t) * float(reward[i, b]) for i in range(t, last + 1))
+            if not terminated[last, b]:
+                expected += 0.9 ** (last + 1 - t) * float(next_value[last, b])
+            assert float(found[t, b]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_priority_of_a_sequence_mixes_its_largest_and_its_mean_error() -> None:
+    error, valid = torch.tensor([[1.0], [-3.0], [9.0]]), torch.tensor([[True], [True], [False]])
+    assert sequence_priority(error, valid).tolist() == pytest.approx([0.9 * 3.0 + 0.1 * 2.0])
 
 
 def step(value_C: torch.Tensor, index_N: torch.Tensor, target_N: torch.Tensor, **options: object) -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rein.ops.random import generator
 from rein.replay.replay import Replay
-from rein.replay.sequences import Clips, SequenceReplay
+from rein.replay.sequences import Clips, PrioritizedSequenceReplay, SequenceReplay
 from rein.testing import StatefulContract
 from rein.testing.stateful import first_difference
 from rein.training.offline import extend
@@ -287,3 +287,21 @@ class _Fed:
     def load_state_dict(self, state: Any) -> None:
         self.steps = state["steps"]
         self.replay.load_state_dict(state)
+
+
+def test_prioritized_clips_are_drawn_by_the_priority_of_their_first_row() -> None:
+    replay, drawn = PrioritizedSequenceReplay(20, 3, before=1, alpha=1.0), generator(0, "clips")
+    no, yes = torch.zeros(2, dtype=torch.bool), torch.ones(2, dtype=torch.bool)
+    for step in range(8):
+        x = torch.full((2, 1), float(step))
+        replay.append(Transition(x, no.long(), x[:, 0], no, no, x, yes, {}))
+    clips = replay.clips(200, drawn)
+    assert len(clips.row[1].unique()) == 16
+    replay.update(clips.row, torch.where(clips.row[1] == 5, 3.0, 0.0))
+    again = replay.clips(50, drawn)
+    assert again.row[1].unique().tolist() == [5]
+    assert again.row[:, 0].tolist() == [3, 5, 7, 9]  # two environments
+    torch.testing.assert_close(again.probability, torch.ones(50, dtype=torch.float64), rtol=1e-4, atol=0.0)
+    restored = PrioritizedSequenceReplay(20, 3, before=1, alpha=1.0)
+    restored.load_state_dict(replay.state_dict())
+    assert restored.clips(9, drawn).row[1].unique().tolist() == [5]

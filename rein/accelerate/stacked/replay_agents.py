@@ -152,7 +152,7 @@ class StackedReplayAgents(StackedAgents):
             metrics |= self.amounts()
         for agent, sample, error_B in zip(self.agents, samples, error_SB, strict=True):
             if agent.prioritized:
-                agent.replay.update(sample.row, error_B)
+                agent.replay.update(sample.row, error_B[: len(sample.row)])
             agent.updates += 1
         return metrics
 

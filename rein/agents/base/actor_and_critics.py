@@ -7,7 +7,6 @@ Shapes: K critics, N environments, B rows.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -63,6 +62,7 @@ class ActorAndCritics(ReplayAgent):
     actor: NetworkFactory | None = option(default=None)
     critic: NetworkFactory | None = option(default=None)
     actor_learning_rate: float | Schedule | None = option(default=None)
+    layer_norm: bool = option(default=False, help="apply layer normalization before each activation of the critics")
 
     def actor_and_critics(
         self,
@@ -76,10 +76,15 @@ class ActorAndCritics(ReplayAgent):
         """Build networks of a class of `rein.networks.off_policy`, and the learners of the actor and the critics."""
         shape = self.options("critics", "hidden", "activation", "encoder", "actor", "critic")
         shape |= self.options("normalize_observation", "scale_images")
+        if self.layer_norm:
+            from rein.networks.normalized_stacks import LayerNormStack  # most runs do not need it
+
+            more = {"critic_stack": LayerNormStack, **more}
         networks: Any = kind(self.observation_space, self.action_space, generator, **shape, **more)
         self._critics = self.add_learner("critics", networks.critics, critic_loss)
         self._actor = self.add_learner("actor", networks.actor, actor_loss)
-        self.follow(networks.target_critics, networks.critics)
+        if hasattr(networks, "target_critics"):
+            self.follow(networks.target_critics, networks.critics)
         return networks
 
     def recorded(self, sample: Sample, weight_B: Tensor | None) -> tuple[Batch, Features]:
@@ -116,58 +121,3 @@ class ContinuousActions:
     def act(self, observation: Tree, explore: bool | float) -> Tensor:
         """Return the tanh of the mean, scaled to the bounds, or a sample if `explore` is set; (N, ...)."""
         return self.networks.act(observation, self.generator if explore else None)  # type: ignore[attr-defined]
-
-
-class Temperature(nn.Module):
-    """Logarithm of the entropy weight alpha, as a parameter."""
-
-    def __init__(self, initial: float, device: torch.device) -> None:
-        super().__init__()
-        self.log = nn.Parameter(torch.full((), math.log(initial), dtype=torch.float32, device=device))
-
-
-def temperature_loss(
-    temperature: Temperature, batch: Batch, target_entropy: float, *, report: bool = True
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute mean -log alpha * (log pi + target_entropy). Alpha increases while the entropy is below its target.
-
-    Source: Haarnoja et al. 2018 ("Soft actor-critic algorithms and applications"), equation 18, with log alpha.
-    """
-    return -temperature.log * (batch.log_prob.mean() + target_entropy), {}
-
-
-class SoftActorCritic(ActorAndCritics):
-    """Base class of SAC and DiscreteSAC: adds the entropy of the policy to rewards, with a learned or fixed weight."""
-
-    critics: int = option(default=2)
-    temperature: float | None = option(default=None)
-    initial_temperature: float = option(default=1.0)
-    target_entropy: float | None = option(default=None)
-    temperature_learning_rate: float | Schedule | None = option(default=None)
-
-    reports = ("critic_loss", "action_value", "actor_loss", "entropy", "temperature", "grad_norm")
-
-    def add_temperature(self, networks: nn.Module, target_entropy: float) -> None:
-        """Add `networks.temperature` and its learner. `target_entropy` applies if the option is None."""
-        initial = self.initial_temperature if self.temperature is None else self.temperature
-        networks.temperature = Temperature(initial, torch.device(self.device))
-        self._temperature = None
-        self._target_entropy = target_entropy if self.target_entropy is None else self.target_entropy
-        if self.temperature is None:
-            self._temperature = self.add_learner("temperature", networks.temperature, temperature_loss)
-        elif self.temperature_learning_rate is not None:
-            raise ValueError(
-                f"{type(self).__name__}(temperature={self.temperature:g}, temperature_learning_rate="
-                f"{self.temperature_learning_rate!r}): a fixed temperature is not learned; give only one of the two "
-                "options"
-            )
-
-    def step_actor(
-        self, batch: Batch, alpha: Tensor, target_entropy: float | Tensor, report: bool
-    ) -> dict[str, Tensor]:
-        """Update the actor and, if it is learned, the temperature. Returns the metrics of the actor."""
-        metrics = self._actor.step(batch, (self.networks.critics, alpha), report=report)
-        log_prob_B = metrics.pop("log_prob")
-        if self._temperature is not None:
-            self._temperature.step(Batch(log_prob=log_prob_B), target_entropy, report=False)
-        return metrics

@@ -189,7 +189,8 @@ def _built_policy(build: Callable[[], Agent], explore: bool, epsilon: float | No
 
 def snapshot(agent: Any, shared: Iterable[Any] = ()) -> Any:
     """Return a copy of an agent that can act, without its data and learners. `shared` objects are not copied."""
-    parts = [getattr(agent, name, None) for name in ("replay", "rollout", "_graph", "_rewritten")]
+    names = ("replay", "demonstrations", "rollout", "_graph", "_rewritten")
+    parts = [getattr(agent, name, None) for name in names]
     memo: dict[int, Any] = {id(part): None for part in (*parts, *agent.learners.values()) if part is not None}
     memo |= {id(agent.learners): {}, **{id(part): part for part in shared if part is not None}}
     for value in vars(agent).values():

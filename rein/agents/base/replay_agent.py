@@ -18,11 +18,18 @@ from rein.agents.base.action_noise import AdaptiveExploration, random_action
 from rein.agents.base.agent import cast_action
 from rein.agents.base.network_agent import NetworkAgent
 from rein.networks.heads import count_actions
+from rein.ops.trees import map_tree
 from rein.ops.values import polyak_
 from rein.options import above_zero, at_least_one, in_unit_interval, not_below_zero, one_of, option
-from rein.replay.replay import Replay
+from rein.replay.replay import Replay, Sample
 from rein.schedules import Schedule
 from rein.types import Transition, Tree
+
+
+def _below_one(value: Any) -> float:
+    if in_unit_interval(value) == 1.0:
+        raise ValueError("give a number below 1; to learn from recorded data only, fill the replay with it")
+    return float(value)
 
 
 class ReplayAgent(NetworkAgent):
@@ -68,6 +75,12 @@ class ReplayAgent(NetworkAgent):
         check=one_of("memory", "memmap"),
         fixed=True,
         help='"memory", or "memmap" for a memory-mapped file',
+    )
+
+    demonstration_fraction: float = option(
+        default=0.5,
+        check=_below_one,
+        help="fraction of each batch that comes from the demonstrations of rein.fill_replay, if there are any",
     )
 
     values = True  # whether the agent learns from rewards and next observations
@@ -188,7 +201,7 @@ class ReplayAgent(NetworkAgent):
         sample, weight_B = batch
         metrics, error_B = self.update_from(sample, weight_B, report)
         if hasattr(self.replay, "weights"):  # it is prioritized
-            self.replay.update(sample.row, error_B)
+            self.replay.update(sample.row, error_B[: sample.row.shape[-1]])  # without those of demonstrations
         self.updates += 1
         if self.updates % self.target_frequency == 0:
             for targets, networks in self._followed:
@@ -196,12 +209,25 @@ class ReplayAgent(NetworkAgent):
         return metrics
 
     def sample(self) -> tuple[Any, Tensor | None]:
-        """Sample a batch. Returns it with its importance weights (B,), which are None without `prioritized`."""
-        sample = self.replay.sample(self.batch_size, self.generator, n_step=self.n_step, gamma=self.gamma)
-        if not hasattr(self.replay, "weights"):
-            return sample, None
-        beta = self.priority_beta(**self.counts)  # type: ignore[operator]
-        return sample, self.replay.weights(sample.probability, beta)  # type: ignore[arg-type]
+        """Sample a batch. Returns it with its importance weights (B,), which are None without `prioritized`.
+
+        If there are demonstrations, they are the last rows. Their weights are 1, and `row` has only the other rows.
+        """
+        demonstrations = vars(self).get("demonstrations")
+        further = 0 if demonstrations is None else int(self.demonstration_fraction * self.batch_size)
+        settings: dict[str, Any] = {"n_step": self.n_step, "gamma": self.gamma}
+        sample = self.replay.sample(self.batch_size - further, self.generator, **settings)
+        weight_B = self.importance(sample.probability)
+        if further:
+            sample = _joined(sample, demonstrations.sample(further, self.generator, **settings))  # type: ignore[union-attr]  # not None
+            weight_B = None if weight_B is None else torch.cat((weight_B, torch.ones_like(sample.reward[-further:])))
+        return sample, weight_B
+
+    def importance(self, probability_B: Tensor | None) -> Tensor | None:
+        """Return the importance weights (B,) of rows with these sampling probabilities; None for None."""
+        if probability_B is None:
+            return None
+        return self.replay.weights(probability_B, self.priority_beta(**self.counts))  # type: ignore[operator]
 
     def reseed(self, seed: int) -> None:
         """Start all random streams from `seed`. Raises RuntimeError if the agent has recorded or learned anything."""
@@ -213,7 +239,14 @@ class ReplayAgent(NetworkAgent):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned. Raises ValueError, before any change, if options differ."""
         self._check_state(state)
+        vars(self).pop("demonstrations", None)
+        if (rows := state.get("demonstrations")) is not None:
+            self.demonstrations = self.demonstration_replay(int(rows["slots"]) * int(rows["num_envs"]))
         super().load_state_dict(state)
+
+    def demonstration_replay(self, rows: int) -> Replay:
+        """Return an empty replay for demonstrations."""
+        return Replay(rows, storage=self.storage, device=self.device)
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         if state["learners"].keys() != self.learners.keys():
@@ -223,6 +256,13 @@ class ReplayAgent(NetworkAgent):
         prioritized = hasattr(self.replay, "weights")
         if state["replay"]["filled"] and ("priorities" in state["replay"]) != prioritized:
             raise ValueError(f"prioritized is {not prioritized} in the state, but {prioritized} here")
+
+
+def _joined(sample: Sample, further: Sample) -> Sample:
+    """Return a sample followed by another one. Row numbers and probabilities are those of the first."""
+    before, after = (each._replace(row=None, probability=None) for each in (sample, further))
+    columns = map_tree(lambda x, y: torch.cat((x, y)) if isinstance(x, Tensor) else x, before, after)
+    return columns._replace(row=sample.row, probability=sample.probability)
 
 
 class DiscreteActions:

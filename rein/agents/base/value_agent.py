@@ -113,10 +113,14 @@ class TargetNetworkAgent(EpsilonGreedy, ReplayAgent):
     def batch(self, sample: Any, weight_B: Tensor | None = None) -> Any:
         """Return a batch with targets and importance weights for a sample of the replay."""
 
+    def coefficients(self) -> Any:
+        """Return the coefficients of the loss of an update."""
+        return self.huber
+
     def update_from(self, sample: Any, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
         """Update the Q-network with a batch."""
         (learner,) = self.learners.values()
-        metrics = learner.step(self.batch(sample, weight_B), self.huber, report=report)
+        metrics = learner.step(self.batch(sample, weight_B), self.coefficients(), report=report)
         error_B = metrics.pop("td_error")
         if report:
             amount = self.exploration(**self.counts)
