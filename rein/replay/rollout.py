@@ -172,6 +172,7 @@ class Rollout:
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
+        self.dense = False  # whether it computes on the CPU as on other devices, without reading values
         self._rows = RowBuffer(steps)
 
     def __len__(self) -> int:
@@ -210,7 +211,10 @@ class Rollout:
     def valid(self) -> Tensor | None:
         """Return which rows are valid, (T, N). On the CPU, returns None if all rows are valid, to save operations."""
         valid_TN: Tensor = self["valid"]
-        return None if valid_TN.device.type == "cpu" and bool(valid_TN.all()) else valid_TN
+        return None if self._reads(valid_TN) and bool(valid_TN.all()) else valid_TN
+
+    def _reads(self, x: Tensor) -> bool:
+        return x.device.type == "cpu" and not self.dense
 
     def rewards(self, normalizer: RewardNormalizer | None, gamma: float) -> Tensor:
         """Return the rewards (T, N), scaled by the normalizer after updating it with their discounted returns."""
@@ -238,7 +242,7 @@ class Rollout:
         cut_TN[-1] = True
         next_value_TN = torch.cat((value_TN[1:], value_TN[-1:]))
         flat_B, cut_B = next_value_TN.view(-1), cut_TN.view(-1)
-        if value_TN.device.type == "cpu":
+        if self._reads(value_TN):
             (row_R,) = cut_B.nonzero(as_tuple=True)
             flat_B[row_R] = value_of(*(map_tree(lambda rows: rows[row_R], self.flat(name)) for name in names))
             return next_value_TN

@@ -73,3 +73,48 @@ with stand_in():
 
 def test_simulated_device_rejects_mixing_and_counts_waits() -> None:
     programs.run("-c", MIXED_DEVICES, cwd=PROGRAM.parent)
+
+
+REFUSED = """
+import sys
+import torch
+from stand_in_device import NAME, as_program, stand_in
+
+with stand_in():
+    host, there, generator = torch.ones(3), torch.ones(3, device=NAME), torch.Generator(NAME)
+    flags = there > 0
+    for name, operation in {
+        "_local_scalar_dense": lambda: there.sum().item(),
+        "bool": lambda: bool(flags.any()),
+        "nonzero": lambda: flags.nonzero(),
+        "masked_select": lambda: there.masked_select(flags),
+        "boolean index in a read": lambda: there[flags],
+        "boolean index in index_put_": lambda: there.__setitem__(flags, there[:1]),
+        "tolist": lambda: there.tolist(),
+        "numpy": lambda: there.numpy(force=True),
+        "cpu": lambda: there.cpu(),
+        "copy to the host": lambda: host.copy_(there),
+        "equal": lambda: torch.equal(there, there),
+        "host constant": lambda: torch.tensor([1.0, 2.0, 3.0], device=NAME),
+        "scalar of the host": lambda: there + torch.ones(()),
+        "copy from the host": lambda: there.copy_(host),
+        "rand": lambda: torch.rand(3, device=NAME),
+        "randperm": lambda: torch.randperm(3, generator=generator, device=NAME),
+        "dropout": lambda: torch.nn.functional.dropout(there),
+        "normal_": lambda: there.normal_(generator=generator),
+    }.items():
+        try:
+            with as_program():
+                operation()
+        except RuntimeError as error:
+            assert "program contains" in str(error), (name, error)
+        else:
+            sys.exit(f"{name} was accepted")
+    with as_program():
+        there[1:] = 0.0
+        there[there.long()] + torch.where(flags, there, 0.0) + torch.zeros(3, device=NAME) + there.new_full((), 2.0)
+"""
+
+
+def test_operations_that_a_program_cannot_contain_are_refused() -> None:
+    programs.run("-c", REFUSED, cwd=PROGRAM.parent)

@@ -232,7 +232,9 @@ class Learner:
 
     def check_finite(self, enabled: bool) -> None:
         """Turn on (default) or off the check that losses and gradient norms are finite."""
-        self._finite = FiniteUpdate(self.networks) if enabled else None
+        self._finite = (self._finite or FiniteUpdate(self.networks)) if enabled else None
+        if self._finite is not None:
+            self._finite.clear()
 
     def read_finite(self) -> None:
         """Raise NonFiniteError if an update on a GPU since the last call was not finite. Waits for the device."""

@@ -248,11 +248,19 @@ class OnPolicyAgent(RolloutAgent):
         """Sample an action. Returns it with `value`, `log_prob` and, if it differs from the action, `sample`."""
         with torch.no_grad():
             distribution, value_N = self._evaluate(observation)
-            sample = distribution.sample(self.generator)
-            action = self.networks.policy_head.to_action(distribution, sample)
-            extras = _extras(distribution, value_N, sample, action)
+            action, extras = self._chosen(distribution, value_N, distribution.sample(self.generator))
             self._selected = action, dict(extras)
             return action, extras
+
+    def choose(self, observation: Tree, noise: Tree) -> tuple[Tree, dict[str, Tree]]:
+        """Compute `select_action` as a pure function of the noise of the samples. Only for networks without a core."""
+        distribution, value_N, _ = self.networks.step(self.networks.preprocess(observation))
+        return self._chosen(distribution, value_N, distribution.sample_from(noise))
+
+    def _chosen(self, distribution: Distribution, value_N: Tensor, sample: Tree) -> tuple[Tree, dict[str, Tree]]:
+        """Return the action and the extras of a sample."""
+        action = self.networks.policy_head.to_action(distribution, sample)
+        return action, _extras(distribution, value_N, sample, action)
 
     def _evaluate(self, observation: Tree) -> tuple[Distribution, Tensor]:
         """Return the distribution and the values. The carry advances in `record_observation`."""
@@ -298,8 +306,7 @@ class OnPolicyAgent(RolloutAgent):
         with torch.no_grad():
             distribution, value_N = self._evaluate(transition.observation)
             sample = self.networks.policy_head.from_action(distribution, transition.action)
-            action = self.networks.policy_head.to_action(distribution, sample)
-            extras = _extras(distribution, value_N, sample, action)
+            _, extras = self._chosen(distribution, value_N, sample)
             if self.networks.preprocess.masks:
                 _check_allowed(extras["log_prob"], transition.valid)
             return extras

@@ -228,15 +228,15 @@ class FiniteUpdate:
 
     def __init__(self, networks: nn.Module) -> None:
         self._networks = networks
-        self._flag: Tensor | None = None  # not on the CPU: NaN after a non-finite loss or norm
+        self.deferred = False  # whether the CPU also accumulates a flag
+        self._flag: Tensor | None = None  # NaN after a non-finite loss or norm; otherwise 0, and changed in place
 
     def __call__(self, metrics: Mapping[str, Tensor], norm: Tensor) -> None:
         """Check an update before gradients are clipped."""
-        if not norm.is_cpu:
-            flag = torch.zeros_like(norm) if self._flag is None else self._flag
+        if self.deferred or not norm.is_cpu:
+            self._flag = torch.zeros_like(norm) if self._flag is None else self._flag
             for value in (norm, *_losses(metrics).values()):
-                flag += value.mul(0.0)  # 0 * infinity is NaN
-            self._flag = flag
+                self._flag += value.mul(0.0)  # 0 * infinity is NaN
             return
         total = float(norm)
         for name, value in metrics.items():
@@ -258,10 +258,15 @@ class FiniteUpdate:
         kind = type(self._networks).__name__
         raise NonFiniteError(f"{', '.join(problems)}: this update of {kind} was not applied. {HINT}")
 
+    def clear(self) -> None:
+        """Clear the flag, in place, because captured programs change it."""
+        if self._flag is not None:
+            self._flag.zero_()
+
     def read(self) -> None:
         """Raise NonFiniteError if the flag was set since the last call. Waits for the device."""
-        flag, self._flag = self._flag, None
-        if flag is not None and math.isnan(float(flag)):
+        if self._flag is not None and math.isnan(float(self._flag)):
+            self.clear()
             raise NonFiniteError(
                 f"a loss or the gradient norm of {type(self._networks).__name__} was not finite in this epoch. {HINT}"
             )
