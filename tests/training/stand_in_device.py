@@ -2,7 +2,8 @@
 
 As on a GPU, operations that mix its tensors with CPU tensors raise an error, except for scalars and indices. CPU
 generators raise an error, and data can be read by a copy only. `waits` counts operations for which the host would wait.
-In `as_program`, operations that a captured program cannot contain raise an error. The device affects the whole process, so use it in a separate process.
+In `as_program`, operations that a captured program cannot contain raise an error. The device affects the whole process,
+so use it in a separate process.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ def test_rollout_on_device_equals_cpu_and_never_waits(case: str) -> None:
     found = report_of(case)
     assert found["distance"] < 1e-6
     assert found["waited"] == 0
+    assert found["between"] == 2  # one transfer after each of two epochs
 
 
 @pytest.mark.default_cases("td3")

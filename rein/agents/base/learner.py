@@ -24,7 +24,7 @@ from rein.agents.base.optimizers import (
 from rein.networks.encoder import Inputs, inputs_of
 from rein.ops.parallel import processes
 from rein.ops.statistics import explained_variance, minibatches
-from rein.ops.trees import load_plain_state, map_tree, plain_state
+from rein.ops.trees import Read, load_plain_state, map_tree, plain_state
 from rein.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class Learner:
             self.group.compare(options)
 
     def check(self, losses: Mapping[str, Tensor], norm: Tensor) -> None:
-        """Raise NonFiniteError if a loss or a gradient norm is not finite; on a GPU, `read_finite` raises it."""
+        """Raise NonFiniteError if a loss or a gradient norm is not finite; on a GPU, `finite_reads` raise it."""
         if self._finite is not None:
             self._finite(losses, norm)
 
@@ -236,10 +236,10 @@ class Learner:
         if self._finite is not None:
             self._finite.clear()
 
-    def read_finite(self) -> None:
-        """Raise NonFiniteError if an update on a GPU since the last call was not finite. Waits for the device."""
+    def finite_reads(self) -> Iterator[Read]:
+        """Yield the check that raises NonFiniteError if an update on a GPU since the last check was not finite."""
         if self._finite is not None:
-            self._finite.read()
+            yield from self._finite.reads()
 
     def check_learning_rate(self, option: str, rates: Mapping[str, Schedule]) -> None:
         """Raise ValueError if the optimizer was built with another learning rate, which `option` would replace."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rein.errors import NonFiniteError
 from rein.ops.statistics import clip_by_norm_, global_norm
-from rein.ops.trees import compact
+from rein.ops.trees import Read, compact
 from rein.schedules import Schedule
 
 
@@ -223,7 +223,7 @@ class FiniteUpdate:
     """Check that raises NonFiniteError if a loss or the gradient norm of a module is NaN or infinite.
 
     On the CPU, the check runs before the optimizer step. On other devices, a flag is accumulated without
-    synchronization, and `read` checks the flag.
+    synchronization, and `reads` checks the flag.
     """
 
     def __init__(self, networks: nn.Module) -> None:
@@ -263,9 +263,13 @@ class FiniteUpdate:
         if self._flag is not None:
             self._flag.zero_()
 
-    def read(self) -> None:
-        """Raise NonFiniteError if the flag was set since the last call. Waits for the device."""
-        if self._flag is not None and math.isnan(float(self._flag)):
+    def reads(self) -> Iterator[Read]:
+        """Yield the check of the flag, which raises NonFiniteError if it was set since the last check."""
+        if self._flag is not None:
+            yield [self._flag], self._check
+
+    def _check(self, flag: Tensor) -> None:
+        if math.isnan(float(flag)):
             self.clear()
             raise NonFiniteError(
                 f"a loss or the gradient norm of {type(self._networks).__name__} was not finite in this epoch. {HINT}"

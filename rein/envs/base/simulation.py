@@ -194,10 +194,10 @@ class SimulatedEnvironment(ReplayableEnvironment, ABC):
 
         `start_PQ` is the table of episode starts, see `EpisodeSeeds.cover`. Returns the new `tensors` and the result.
         """
-        control = self._control(action)
-        state_SN, steps_N, place_N, *seen = _masked(
-            self.dynamics, self.observe, self._limit, *tensors, start_PQ, control
-        )
+        before_SN, steps_N, place_N = tensors
+        functions = self.dynamics, self.observe, self._limit
+        inputs = before_SN, steps_N, place_N, start_PQ, self._control(action)
+        state_SN, steps_N, place_N, *seen = _masked(*functions, *inputs)
         return (state_SN, steps_N, place_N), _time_step(None, *seen)
 
     def cover(self, steps: int) -> tuple[Tensor, Tensor]:

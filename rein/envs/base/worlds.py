@@ -67,6 +67,7 @@ class SimulatedWorlds(SimulatedEnvironment):
         self._left_WA = torch.zeros(self.worlds, self.agents, dtype=torch.bool, device=self.device)
         self._seen = torch.zeros_like(self._rows(self.observe(self._state_SWA)))  # (N, O) observation of the last step
         self._seeds = EpisodeSeeds(self.worlds, seed, self.device, self._start)
+        self._repeated: Any = None, None  # seeds of worlds, and of their rows
 
     @abstractmethod
     def dynamics(self, state: Tensor, action: Any, /) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,7 +118,9 @@ class SimulatedWorlds(SimulatedEnvironment):
     @property
     def episode_seeds(self) -> Tensor:
         """(N,) int64: seeds of the current episodes, equal in all rows of a world; -1 before the first reset."""
-        return self._seeds.current.repeat_interleave(self.agents)
+        if self._repeated[0] is not self._seeds.current:
+            self._repeated = self._seeds.current, self._seeds.current.repeat_interleave(self.agents)
+        return self._repeated[1]
 
     def reset_to(self, episode_seeds: Tensor) -> Tensor:
         """Begin the episodes with these seeds (N,), for a replay. Later episodes are seeded as usual.
