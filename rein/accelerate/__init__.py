@@ -45,6 +45,15 @@ def update(agent: Any) -> Callable[..., Any] | None:
 
 
 @register
+def rollout_update(agent: Any) -> Callable[..., Any] | None:
+    """Return the update of an on-policy agent with a full rollout as one program, with `compile=True` on GPUs."""
+    from rein.accelerate.compiled import has_graphs
+    from rein.accelerate.update_program import UpdateProgram, has_program
+
+    return UpdateProgram(agent) if has_graphs(agent.device) and has_program(agent) else None
+
+
+@register
 def graph(function: Callable[..., Any], device: torch.device) -> Callable[..., Any] | None:
     """Return a small function as a CUDA graph. On the CPU, compiling it does not pay off."""
     from rein.accelerate.compiled import compiled, has_graphs

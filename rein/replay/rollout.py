@@ -47,6 +47,7 @@ class RowBuffer:
         self.length = 0
         self.options: dict[tuple[int, int], str] = {}  # (row, environment) of ended episodes: reset options as JSON
         self._capacity = min(capacity or 256, _BLOCK)
+        self.generation = 0  # grows whenever the memory is replaced
         self._storage: dict[str, Tree] = {}
         self._forms: dict[str, Any] = {}
         self._block = 0  # number of the block of rows of `_views`
@@ -85,6 +86,7 @@ class RowBuffer:
 
     def _keep(self, storage: dict[str, Tree]) -> None:
         self._storage = storage
+        self.generation += 1
         self._views = []
         self._forms = map_tree(lambda rows: _Form(rows.shape[1:], rows.dtype), storage)
 
@@ -212,6 +214,11 @@ class Rollout:
         """Return which rows are valid, (T, N). On the CPU, returns None if all rows are valid, to save operations."""
         valid_TN: Tensor = self["valid"]
         return None if self._reads(valid_TN) and bool(valid_TN.all()) else valid_TN
+
+    @property
+    def generation(self) -> int:
+        """Number that grows whenever the memory of the steps is replaced."""
+        return self._rows.generation
 
     def _reads(self, x: Tensor) -> bool:
         return x.device.type == "cpu" and not self.dense

@@ -14,6 +14,7 @@ import pytest
 from tests import programs
 
 PROGRAM = Path(__file__).with_name("on_a_device.py")
+ENVIRONMENTS = ("CartPole", "Pendulum", "Acrobot", "MountainCar", "Gridworld", "Navigation")
 
 
 def report_of(case: str) -> dict[str, Any]:
@@ -119,3 +120,11 @@ with stand_in():
 
 def test_operations_that_a_program_cannot_contain_are_refused() -> None:
     programs.run("-c", REFUSED, cwd=PROGRAM.parent)
+
+
+@pytest.mark.default_cases("PPO, CartPole")
+@pytest.mark.parametrize("case", [f"{agent}, {env}" for agent in ("PPO", "A2C") for env in ENVIRONMENTS])
+def test_programs_contain_no_operation_that_a_capture_refuses(case: str) -> None:
+    found = json.loads(programs.run(PROGRAM.with_name("programs_on_a_device.py"), case).stdout.splitlines()[-1])[case]
+    assert found["distance"] < 1e-6
+    assert found["calls"] > 0

@@ -23,7 +23,7 @@ from rein.agents.base.optimizers import (
 )
 from rein.networks.encoder import Inputs, inputs_of
 from rein.ops.parallel import processes
-from rein.ops.statistics import explained_variance, minibatches
+from rein.ops.statistics import explained_variance
 from rein.ops.trees import Read, load_plain_state, map_tree, plain_state
 from rein.schedules import Schedule
 
@@ -85,11 +85,10 @@ class Batch(NamedTuple):
                 batch = batch._replace(**{name: map_tree(lambda column: take(column, index), tree)})
         return batch
 
-    def shuffled(self, count: int, generator: torch.Generator) -> Iterator[Batch]:
-        """Yield `count` minibatches of all rows or sequences in random order, see `minibatches`."""
-        order_MB = minibatches(self.size, count, generator)
+    def shuffled(self, order_MB: Tensor) -> Iterator[Batch]:
+        """Yield minibatches of rows or sequences in this order, see `rein.ops.statistics.minibatches`."""
         shuffled = self.rows(order_MB.flatten())  # one gather per pass, so that minibatches are slices
-        size = order_MB.shape[1]
+        count, size = order_MB.shape
         for start in range(0, count * size, size):
             yield shuffled.rows(slice(start, start + size))
 
@@ -235,6 +234,12 @@ class Learner:
         self._finite = (self._finite or FiniteUpdate(self.networks)) if enabled else None
         if self._finite is not None:
             self._finite.clear()
+
+    def defer_finite(self) -> bool:
+        """Accumulate a flag on all devices, for `finite_reads`. Returns whether updates are checked."""
+        if self._finite is not None:
+            self._finite.deferred = True
+        return self._finite is not None
 
     def finite_reads(self) -> Iterator[Read]:
         """Yield the check that raises NonFiniteError if an update on a GPU since the last check was not finite."""

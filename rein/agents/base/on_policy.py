@@ -31,6 +31,18 @@ from rein.replay.rollout import Rollout
 from rein.schedules import Schedule
 from rein.types import Transition, Tree
 
+
+class Trace(NamedTuple):
+    """Columns of a rollout from which `gae` computes advantages, (T, N) each."""
+
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    value: Tensor
+    next_value: Tensor  # of the true next observation
+    valid: Tensor | None
+
+
 METRICS = ("policy_loss", "value_loss", "entropy", "ratio", "approx_kl", "clip_fraction")
 
 
@@ -141,6 +153,7 @@ class RolloutAgent(NetworkAgent):
     def build_rollout(self) -> None:
         """Build the rollout and the normalizer of its rewards."""
         self.rollout = Rollout(self.rollout_steps)
+        self._program = find("rollout_update", self)
         self.reward_normalizer = RewardNormalizer(self.gamma) if self.normalize_reward else None
 
     @staticmethod
@@ -160,7 +173,7 @@ class RolloutAgent(NetworkAgent):
             return {}
         self.compare_processes()
         self.set_learning_rates()
-        metrics = dict(self.update(self.rollout))
+        metrics = dict((self._program or self.update)(self.rollout))
         rollout = self.rollout
         self.networks.preprocess.update(rollout.flat("observation"), rollout.flat("valid"))  # type: ignore[attr-defined]
         rollout.clear()
@@ -330,6 +343,11 @@ class OnPolicyAgent(RolloutAgent):
             return networks.value(networks.preprocess(observation), carry)
 
         return self.rollout.next_values(value_TN, value_of, *(("next_carry",) if networks.carry_size else ()))
+
+    def trace(self, rollout: Rollout, reward_TN: Tensor) -> Trace:
+        """Return the columns of a full rollout with these rewards."""
+        ends, value_TN = (rollout["terminated"], rollout["truncated"]), rollout["value"]
+        return Trace(reward_TN, *ends, value_TN, self.next_values(value_TN), rollout.valid())
 
     def batch(self, advantage_TN: Tensor, target_TN: Tensor, valid_TN: Tensor | None) -> Batch:
         """Return the rollout as rows, or as sequences if the networks are recurrent."""
