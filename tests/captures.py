@@ -26,7 +26,6 @@ class Traced:
 
     def __init__(self) -> None:
         self.replays = 0
-        self.graphs: list[torch.fx.GraphModule] = []
 
     def __call__(self, function: Callable[[], Any]) -> tuple[Replay, Any]:
         outputs: list[Any] = []
@@ -36,7 +35,6 @@ class Traced:
             return tensors_of(outputs[0])
 
         graph = make_fx(recorded)()
-        self.graphs.append(graph)
         first = True
 
         def replay() -> None:
@@ -44,36 +42,30 @@ class Traced:
             self.replays += 1
             if not first:  # the trace has run the operations once
                 with torch.no_grad():
-                    for output, result in zip(tensors_of(outputs[0]), self.run(graph), strict=True):
+                    for output, result in zip(tensors_of(outputs[0]), graph(), strict=True):
                         output.copy_(result)
             first = False
 
         return replay, outputs[0]
 
-    def run(self, graph: torch.fx.GraphModule) -> Any:
-        """Run the operations of a graph and return the outputs."""
-        return graph()
-
 
 class Repeated:
-    """Calls a function again instead of a replay of its operations."""
+    """Calls a function again instead of a replay of its operations, and overwrites the outputs."""
 
     def __init__(self) -> None:
         self.replays = 0
 
     def __call__(self, function: Callable[[], Any]) -> tuple[Replay, Any]:
-        outputs = None
-        first = function()
-        outputs = tensors_of(first)
+        outputs = function()
         is_first = True
 
         def replay() -> None:
             nonlocal is_first
             self.replays += 1
-            if not is_first:
+            if not is_first:  # the function has been called once
                 with torch.no_grad():
-                    for output, result in zip(outputs, tensors_of(function()), strict=True):
+                    for output, result in zip(tensors_of(outputs), tensors_of(function()), strict=True):
                         output.copy_(result)
             is_first = False
 
-        return replay, first
+        return replay, outputs

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from rein.ops.trees import leaves, map_tree
 
@@ -102,6 +103,60 @@ class Program:
 
 def _copy(output: Any) -> Any:
     return output.detach().clone() if isinstance(output, Tensor) else output
+
+
+FUSED = {"cuda"}  # types of devices on which steps within programs are compiled; tests add others
+
+
+def fuses(device: torch.device) -> bool:
+    """Return whether a step within a program is compiled, so that it consists of fewer kernels."""
+    return device.type in FUSED
+
+
+def lowered(function: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compile a function of trees of tensors for exactly these shapes.
+
+    Other tensors that the function reads, such as parameters, may change in place. Returns the function itself, after a
+    warning, if the compiler fails.
+    """
+    try:
+        return _lowered(function, inputs)
+    except Exception as error:  # of the compiler, or its absence
+        logger.warning("a step could not be compiled, so it consists of more kernels: %s", error)
+        return function
+
+
+def _lowered(function: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
+    from torch._inductor import compile
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    flat, structure = tree_flatten(tuple(inputs))
+    structures = []
+
+    def flattened(*flat: Tensor) -> list[Tensor]:
+        outputs, structure_of_outputs = tree_flatten(function(*tree_unflatten(list(flat), structure)))
+        structures.append(structure_of_outputs)
+        return outputs
+
+    with torch.no_grad():
+        graph = make_fx(flattened)(*flat)
+        others = as_inputs(graph)
+        run: Any = compile(graph, [*flat, *others])
+    return lambda *inputs: tree_unflatten(list(run(*tree_flatten(inputs)[0], *others)), structures[0])
+
+
+def as_inputs(graph: Any) -> list[Tensor]:
+    """Make the constants of a traced graph its last inputs, because a compiler may copy them. Returns the constants."""
+    constants = [node for node in graph.graph.nodes if node.op == "get_attr"]
+    first = next(node for node in graph.graph.nodes if node.op != "placeholder")
+    with graph.graph.inserting_before(first):
+        names = dict.fromkeys(node.target for node in constants)
+        places = {name: graph.graph.placeholder(f"of{name}") for name in names}
+    for node in constants:
+        node.replace_all_uses_with(places[node.target])
+        graph.graph.erase_node(node)
+    graph.recompile()
+    return [getattr(graph, name).detach() for name in places]
 
 
 def compiled_for(function: Callable[..., tuple[Tensor, ...]], inputs: tuple[Tensor, ...]) -> Callable[..., Any]:

@@ -76,6 +76,24 @@ class RowBuffer:
         torch._foreach_copy_(self._views[index], values)
         self.length += 1
 
+    @property
+    def memory(self) -> dict[str, Tree]:
+        """The memory of all fields, also of rows that are not recorded yet. A program writes to it."""
+        return self._storage
+
+    def write_ahead(self, fields: Mapping[str, Tree]) -> None:
+        """Copy the rows (T, N, ...) after the current ones. They are recorded by `count_written`."""
+        rows = len(fields["reward"])
+        while self.length + rows > self._capacity:
+            self._grow()
+        after = slice(self.length, self.length + rows)
+        values = [leaf for name in self._storage for _, leaf in leaves(fields[name])]
+        torch._foreach_copy_([leaf[after] for _, leaf in leaves(self._storage)], values)
+
+    def count_written(self) -> None:
+        """Record the next row, which was written to `memory`."""
+        self.length += 1
+
     def _begin(self, row: Mapping[str, Tree]) -> None:
         """Start an epoch with other fields than the last one. Raises ValueError in the middle of an epoch."""
         if self.length:
@@ -219,6 +237,15 @@ class Rollout:
     def generation(self) -> int:
         """Number that grows whenever the memory of the steps is replaced."""
         return self._rows.generation
+
+    @property
+    def memory(self) -> dict[str, Tree]:
+        """See `RowBuffer.memory`."""
+        return self._rows.memory
+
+    def count_written(self) -> None:
+        """See `RowBuffer.count_written`."""
+        self._rows.count_written()
 
     def _reads(self, x: Tensor) -> bool:
         return x.device.type == "cpu" and not self.dense

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rein.accelerators import find
 from rein.agents.base.optimizers import HINT
 from rein.collection.collector import Collector
 from rein.collection.first_come import FirstCome
@@ -85,8 +86,7 @@ def training_loop(
     Raises TypeError or ValueError if the parts do not fit together. The run raises RuntimeError in
     `torch.inference_mode()`.
     """
-    is_path = isinstance(store, str | Path)
-    check_fit(agent, environment, None if is_path else store)
+    check_fit(agent, environment, None if isinstance(store, str | Path) else store)
     if state_to_trajectory is not None and store is None:
         raise ValueError("training_loop(state_to_trajectory=...): the fields need a store, but store is None")
     drawn = [id(part) for part in seed_parts(seed, agent, environment)]
@@ -100,7 +100,8 @@ def training_loop(
     def step(state: State) -> StepState:
         # assigned here so that the step has ended even if a later handler raises an error
         try:
-            state.step_state = result = batch_step(state, agent, environment, rows, emit, finite, collect)
+            shown = ahead and ahead.step(state)
+            state.step_state = result = shown or batch_step(state, agent, environment, rows, emit, finite, collect)
         except Exception:  # the cause may be data that is not finite
             if finite is not None:
                 finite.check_rollout(state)
@@ -113,6 +114,7 @@ def training_loop(
     collect = None if collector is None else collector.next_row
     emit = _emitter(loop.state, {name: loop.define(name) for name in PHASES})
     ended = loop.define("episodes_completed")
+    ahead = find("rollout_program", loop, agent, environment, rows, finite, (episodic, strict, collector))
     parts = {"agent": agent, "environment": environment, "rows": rows, "statistics": statistics, "episodes": completed}
     if collector is not None:  # before the environment: its state is read first, and it pauses
         collect_with(loop, collector, episodic=episodic)

@@ -79,7 +79,7 @@ def test_agent_learns_the_same_with_graphs(agent: Any, options: dict[str, Any], 
     eager, eager_metrics = learned(False)
     assert graphs.replays == 0
     graphed, graphed_metrics = learned(True)
-    assert graphs.replays >= 5 * 8 - 2 + 3  # acting and learning
+    assert graphs.replays > 10  # acting and learning
     for one, other in zip(eager, graphed, strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-6)
     for one, other in zip(eager_metrics, graphed_metrics, strict=True):

@@ -172,9 +172,8 @@ def _check_captured(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> 
     there = [x for x in tensors if isinstance(x, _OnDevice)]
     _refuse(name, there and name in _READS)
     _refuse(f"{name} with a random number", torch.Tag.nondeterministic_seeded in func.tags)
-    _refuse(
-        f"{name} with a boolean index", name in _INDEXING and any(x.dtype == torch.bool for x in tree_leaves(args[1]))
-    )
+    indices = [x for x in tree_leaves(args[1]) if isinstance(x, torch.Tensor)] if name in _INDEXING else []
+    _refuse(f"{name} with a boolean index", any(x.dtype == torch.bool for x in indices))
     target = kwargs.get("device")
     leaves_device = there and target is not None and torch.device(target).type != NAME
     _refuse(f"{name} to the host", leaves_device)

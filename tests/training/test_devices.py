@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests import programs
+from tests.architecture.operations import LIMITS, counts
 
 PROGRAM = Path(__file__).with_name("on_a_device.py")
 ENVIRONMENTS = ("CartPole", "Pendulum", "Acrobot", "MountainCar", "Gridworld", "Navigation")
@@ -128,3 +129,5 @@ def test_programs_contain_no_operation_that_a_capture_refuses(case: str) -> None
     found = json.loads(programs.run(PROGRAM.with_name("programs_on_a_device.py"), case).stdout.splitlines()[-1])[case]
     assert found["distance"] < 1e-6
     assert found["calls"] > 0
+    if case in LIMITS:
+        assert all(count <= limit for count, limit in zip(counts(case, found["operations"]), LIMITS[case], strict=True))
