@@ -10,7 +10,7 @@ import functools
 import importlib
 import importlib.util
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,6 +42,29 @@ def update(agent: Any) -> Callable[..., Any] | None:
     from rein.accelerate.products import with_fast_products
 
     return with_fast_products(agent)
+
+
+@register
+def rollout_program(loop: Any, agent: Any, environment: Any, rows: Any, finite: Any, host_work: Sequence[Any]) -> Any:
+    """Return the steps of a loop whose rollouts are programs, with `compile=True` on GPUs.
+
+    Returns None if an entry of `host_work` is set, which needs the host in each step.
+    """
+    from rein.accelerate.compiled import has_graphs
+    from rein.accelerate.rollout_ahead import RolloutAhead, can_run_ahead
+
+    if any(host_work) or rows.derive is not None or not has_graphs(torch.device(agent.device)):
+        return None
+    return RolloutAhead(loop, agent, environment, rows, finite) if can_run_ahead(agent, environment) else None
+
+
+@register
+def rollout_update(agent: Any) -> Callable[..., Any] | None:
+    """Return the update of an on-policy agent with a full rollout as one program, with `compile=True` on GPUs."""
+    from rein.accelerate.compiled import has_graphs
+    from rein.accelerate.update_program import UpdateProgram, has_program
+
+    return UpdateProgram(agent) if has_graphs(agent.device) and has_program(agent) else None
 
 
 @register

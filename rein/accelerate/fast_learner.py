@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rein.accelerate.closed_form import gradient_of
-from rein.accelerate.compiled import compiled, has_graphs
+from rein.accelerate.compiled import Program, captured, has_graphs
 from rein.accelerate.products import fast_products, largest_matrix, with_usual_products
 from rein.agents.base.learner import Batch, Learner
 from rein.ops.trees import map_tree
@@ -36,18 +36,20 @@ class FastLearner(Learner):
         if compile and threads > 1 and has_graphs(self.device):
             raise ValueError(f"threads={threads}, compile=True: CUDA graphs require a single thread; use threads=1")
         self._compiled = compile
-        self._loss = compiled(self.loss, self.device) if compile else self.loss
-        self._copies = compile and has_graphs(self.device)  # copy gradients before the next part overwrites them
         self._closed_form = None if self._bfloat16 else gradient_of(self.loss, self.networks)
-        if compile and self._closed_form is not None:
-            self._closed_form = compiled(self._closed_form, self.device)
+        self._loss = self.loss
+        self._captured = self._computed
+        if compile:
+            self._loss = torch.compile(self.loss, dynamic=False)
+            self._closed_form = self._closed_form and torch.compile(self._closed_form, dynamic=False)
+            self._captured = captured(self._computed, self.device)
         self._hooks = [getattr(module, kind) for module in self.networks.modules() for kind in _HOOKS]
         self._largest = largest_matrix(self.networks)
         self._pool = _pool(threads) if threads > 1 else None
         if self.device.type == "cpu":
             keep_freed_memory()
 
-    def _hooked(self) -> bool:
+    def is_hooked(self) -> bool:
         """Return whether a parameter, a module or the loss has a hook.
 
         torch keeps one dictionary per kind and module.
@@ -61,14 +63,15 @@ class FastLearner(Learner):
     def joins(self) -> bool:
         """Whether its steps can be computed together with those of other learners: only plain closed-form gradients."""
         plain = self._closed_form is not None and not self._compiled and self.processes == 1
-        return plain and not self._hooked() and all(p.requires_grad for p in self.parameters)
+        return plain and not self.is_hooked() and all(p.requires_grad for p in self.parameters)
 
     def gradients(
         self, parts: Sequence[Batch], coefficients: Any, valid: Tensor | None, report: bool
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
         """See `Learner`."""
         if self._compiled:  # tensors, so that a schedule does not trigger recompilation
-            coefficients, report = map_tree(self._tensor, coefficients), True  # compile only one variant of the loss
+            coefficients = map_tree(self._tensor, coefficients)
+            report = report or not Program.is_running  # compile only one variant of the loss, except in larger programs
         with fast_products(parts[0].size * self._largest):
             return super().gradients(parts, coefficients, valid, report)
 
@@ -84,23 +87,30 @@ class FastLearner(Learner):
 
     def map(self, compute: Callable[[Batch], Any], parts: Sequence[Batch]) -> Iterable[Any]:
         """See `Learner`. `backward` in two threads would mix their gradients."""
-        return map(compute, parts) if self._pool is None or self._hooked() else self._pool.map(compute, parts)
+        return map(compute, parts) if self._pool is None or self.is_hooked() else self._pool.map(compute, parts)
 
     def part_gradients(
         self, batch: Batch, coefficients: Any, report: bool, share: float | Tensor | None = None
     ) -> tuple[list[Tensor | None], dict[str, Tensor]]:
         """See `Learner`."""
-        if self._hooked():  # compiled functions may skip hooks
+        if self.is_hooked():  # compiled functions may skip hooks
             return super().part_gradients(batch, coefficients, report, share)
-        learned = [parameter for parameter in self.parameters if parameter.requires_grad]  # may change during a run
-        if self._closed_form is not None and len(learned) == len(self.parameters):
+        learned = [parameter.requires_grad for parameter in self.parameters]  # may change during a run
+        gradients, metrics = self._captured(batch, coefficients, report, share, learned)
+        computed = iter(gradients)
+        return [next(computed) if is_learned else None for is_learned in learned], metrics
+
+    def _computed(
+        self, batch: Batch, coefficients: Any, report: bool, share: float | Tensor | None, learned: Sequence[bool]
+    ) -> tuple[Sequence[Tensor | None], dict[str, Tensor]]:
+        """Return the gradients of the learned parameters, and the metrics."""
+        if self._closed_form is not None and all(learned):
             result = self._closed_form(self.networks, batch, coefficients, share, report=report)
             if result is not None:
                 return result
         loss, metrics = self.weighted_loss(self._loss, batch, coefficients, report, share)
-        gradients = torch.autograd.grad(loss, learned, allow_unused=True) if learned else ()
-        computed = iter(map_tree(Tensor.clone, gradients) if self._copies else gradients)
-        return [next(computed) if parameter.requires_grad else None for parameter in self.parameters], metrics
+        parameters = [parameter for parameter in self.parameters if parameter.requires_grad]
+        return torch.autograd.grad(loss, parameters, allow_unused=True) if parameters else (), metrics
 
 
 def keep_freed_memory() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from rein.agents.base.learner import mean_metrics
-from rein.agents.base.on_policy import OnPolicyAgent, check_enough
+from rein.agents.base.learner import Batch, mean_metrics
+from rein.agents.base.on_policy import Coefficients, OnPolicyAgent, Trace, check_enough
 from rein.ops.returns import gae
 from rein.ops.statistics import standardize
 from rein.options import option
@@ -27,16 +27,21 @@ class A2C(OnPolicyAgent):
 
     def update(self, rollout: Rollout) -> dict[str, Tensor]:
         """Update the networks once with a full rollout and return the metrics."""
-        ends = rollout["terminated"], rollout["truncated"]
-        value_TN, valid_TN = rollout["value"], rollout.valid()
-        settings = {"gamma": self.gamma, "lambda_": self.gae_lambda}
-        advantage_TN = gae(self.rewards(), *ends, value_TN, self.next_values(value_TN), valid_TN, **settings)
-        target_TN = advantage_TN + value_TN
-        if self.normalize_advantage:
-            check_enough(self, advantage_TN)
-            advantage_TN = standardize(advantage_TN, valid_TN)
-        batch = self.batch(advantage_TN, target_TN, valid_TN)
+        batch, _ = self.learning_batch(rollout, self.rewards())
         coefficients = self.coefficients()
         self.updates += 1
-        metrics = self._learner.step(batch, coefficients)
-        return mean_metrics([metrics], batch)
+        return mean_metrics([self.learn_from(batch, coefficients)], batch)
+
+    def learning_batch(self, rollout: Rollout, reward_TN: Tensor) -> tuple[Batch, Trace]:
+        """Return the rollout with advantages and targets, and the columns from which they were computed."""
+        trace = self.trace(rollout, reward_TN)
+        advantage_TN = gae(*trace, gamma=self.gamma, lambda_=self.gae_lambda)
+        target_TN = advantage_TN + trace.value
+        if self.normalize_advantage:
+            check_enough(self, advantage_TN)
+            advantage_TN = standardize(advantage_TN, trace.valid)
+        return self.batch(advantage_TN, target_TN, trace.valid), trace
+
+    def learn_from(self, batch: Batch, coefficients: Coefficients, *, report: bool = True) -> dict[str, Tensor]:
+        """Make one optimizer step and return its metrics."""
+        return self._learner.step(batch, coefficients, report=report)

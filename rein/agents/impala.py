@@ -11,6 +11,7 @@ from torch import Tensor
 from rein.agents.base.learner import Batch, mean_metrics
 from rein.agents.base.on_policy import OnPolicyAgent
 from rein.ops.returns import vtrace
+from rein.ops.statistics import minibatches
 from rein.options import above_zero, in_unit_interval, option
 from rein.replay.rollout import Rollout
 
@@ -51,7 +52,7 @@ class IMPALA(OnPolicyAgent):
         for _ in range(self.update_epochs):
             batch = self._corrected(rollout, reward_TN, valid_TN)
             first = first or batch
-            for part in batch.shuffled(self.minibatches, self.generator):
+            for part in batch.shuffled(minibatches(batch.size, self.minibatches, self.generator)):
                 self.updates += 1
                 metrics.append(self._learner.step(part, coefficients))
         return mean_metrics(metrics, first)  # type: ignore[arg-type]  # update_epochs is at least 1

@@ -5,16 +5,15 @@ Shapes: T steps of a rollout, N environments, M minibatches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from rein.agents.base.learner import Batch, mean_metrics
-from rein.agents.base.on_policy import Coefficients, OnPolicyAgent, check_enough
+from rein.agents.base.on_policy import Coefficients, OnPolicyAgent, Trace, check_enough
 from rein.ops.returns import gae, smooth_rewards
-from rein.ops.statistics import standardize
+from rein.ops.statistics import minibatches, standardize
 from rein.options import above_zero, finite, in_unit_interval, not_negative, option
 from rein.replay.rollout import Rollout
 from rein.schedules import Schedule
@@ -82,19 +81,12 @@ class PPO(OnPolicyAgent):
 
     def update(self, rollout: Rollout) -> dict[str, Tensor]:
         """Make `update_epochs` passes over a full rollout and return the mean metrics of the last pass."""
-        ends = rollout["terminated"], rollout["truncated"]
-        value_TN, valid_TN = rollout["value"], rollout.valid()
-        settings = {"gamma": self.gamma, "lambda_": self.gae_lambda}
-        reward_TN, next_value_TN = self.rewards(), self.next_values(value_TN)
-        if self.reward_smoothing:
-            reward_TN = smooth_rewards(reward_TN, *ends, valid_TN, decay=self.reward_smoothing)
-        advantage_TN = gae(reward_TN, *ends, value_TN, next_value_TN, valid_TN, **settings)
-        batch = self.batch(advantage_TN, advantage_TN + value_TN, valid_TN)
+        batch, trace = self.learning_batch(rollout, self.rewards())
         sequences = None
         if self.segments is not None:
-            from rein.agents.base.segments import SegmentSampler, Trace
+            from rein.agents.base.segments import SegmentSampler
 
-            trace = Trace(reward_TN, *ends, next_value_TN, valid_TN)
+            settings = {"gamma": self.gamma, "lambda_": self.gae_lambda}
             sequences = SegmentSampler(self.segments, self.networks, batch, trace, **settings)
         metrics: list[dict[str, Tensor]] = []
         for passes_left in range(self.update_epochs - 1, -1, -1):
@@ -104,6 +96,25 @@ class PPO(OnPolicyAgent):
                 if float(approx_kl) > self.target_kl:
                     break
         return mean_metrics(metrics, batch)
+
+    def learning_batch(self, rollout: Rollout, reward_TN: Tensor) -> tuple[Batch, Trace]:
+        """Return the rollout with advantages and targets, and the columns from which they were computed."""
+        trace = self.trace(rollout, reward_TN)
+        if self.reward_smoothing:
+            ends = trace.terminated, trace.truncated
+            trace = trace._replace(reward=smooth_rewards(reward_TN, *ends, trace.valid, decay=self.reward_smoothing))
+        advantage_TN = gae(*trace, gamma=self.gamma, lambda_=self.gae_lambda)
+        return self.batch(advantage_TN, advantage_TN + trace.value, trace.valid), trace
+
+    def learn_from(self, part: Batch, coefficients: Coefficients, *, report: bool = True) -> dict[str, Tensor]:
+        """Make one optimizer step with a minibatch and return its metrics."""
+        return self._learner.step(self._standardized(part), coefficients, report=report)
+
+    def _standardized(self, part: Batch) -> Batch:
+        if not self.normalize_advantage:
+            return part
+        check_enough(self, part.advantage)
+        return part._replace(advantage=standardize(part.advantage, part.valid))
 
     def coefficients(self) -> Coefficients:
         """Return the current clip ranges, and weights of the terms of the loss."""
@@ -115,17 +126,14 @@ class PPO(OnPolicyAgent):
         """Update once per minibatch and return the metrics of each update."""
         coefficients = self.coefficients()
         metrics: list[dict[str, Tensor]] = []
-        parts: Iterable[tuple[Batch, Tensor | None]]
         if sequences is None:
-            parts = ((part, None) for part in batch.shuffled(self.minibatches, self.generator))
-        else:
-            parts = sequences.minibatches(self.minibatches, self.generator, self.counts)
-        for part, weight in parts:
-            if self.normalize_advantage:
-                check_enough(self, part.advantage)
-                part = part._replace(advantage=standardize(part.advantage, part.valid))
-            if weight is not None:
-                part = part._replace(advantage=part.advantage * weight)
+            for part in batch.shuffled(minibatches(batch.size, self.minibatches, self.generator)):
+                metrics.append(self.learn_from(part, coefficients, report=report))
+                self.updates += 1
+            return metrics
+        for part, weight in sequences.minibatches(self.minibatches, self.generator, self.counts):
+            part = self._standardized(part)
+            part = part._replace(advantage=part.advantage * weight)
             metrics.append(self._learner.step(part, coefficients, report=report))
             self.updates += 1
         return metrics

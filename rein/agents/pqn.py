@@ -20,7 +20,7 @@ from rein.networks.encoder import NetworkFactory, inputs_of
 from rein.networks.q_networks import QNetwork
 from rein.ops.exploration import epsilon_greedy
 from rein.ops.returns import lambda_returns
-from rein.ops.statistics import masked_mean
+from rein.ops.statistics import masked_mean, minibatches
 from rein.ops.values import mask_values
 from rein.options import in_unit_interval, option
 from rein.replay.rollout import Rollout
@@ -128,7 +128,7 @@ class PQN(EpsilonGreedy, RolloutAgent):
     def _pass(self, batch: Batch, report: bool) -> list[dict[str, Tensor]]:
         """Update once per minibatch of all rows and return the metrics of each update."""
         self.updates += self.minibatches
-        parts = batch.shuffled(self.minibatches, self.generator)
+        parts = batch.shuffled(minibatches(batch.size, self.minibatches, self.generator))
         return [self._learner.step(part, None, report=report) for part in parts]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -12,14 +12,14 @@ import collections
 import itertools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rein.ops.trees import map_tree
+from rein.ops.trees import Read, map_tree, read_together
 from rein.replay.rollout import RowBuffer
 from rein.types import Episode, Episodes, Tree
 
@@ -88,14 +88,19 @@ class EpisodeStatistics:
 
     def catch_up(self) -> None:
         """Process the rows added since the last call."""
-        rows, start, stop = self._rows, self._caught_up, self._rows.length
-        if start == stop:
-            return
-        raw = rows["raw_reward" if "raw_reward" in rows else "reward"][start:stop]
-        valid_TN = _host(rows["valid"][start:stop])
-        reward_TN: np.ndarray = np.where(valid_TN, _host(raw), 0.0).astype(np.float64)
-        truncated_TN = _host(rows["truncated"][start:stop])
-        row_E, environment_E = np.nonzero((_host(rows["terminated"][start:stop]) | truncated_TN) & valid_TN)
+        read_together(self.reads())
+
+    def reads(self) -> Iterator[Read]:
+        """Yield the rows added since the last call, so that they are read together with other values."""
+        if self._caught_up != self._rows.length:
+            names = "raw_reward" if "raw_reward" in self._rows else "reward", "valid", "terminated", "truncated"
+            yield [self._rows[name][self._caught_up :] for name in names], self._process
+
+    def _process(self, *columns: Tensor) -> None:
+        start, stop = self._caught_up, self._rows.length
+        raw_TN, valid_TN, terminated_TN, truncated_TN = (column.numpy() for column in columns)
+        reward_TN: np.ndarray = np.where(valid_TN, raw_TN, 0.0).astype(np.float64)
+        row_E, environment_E = np.nonzero((terminated_TN | truncated_TN) & valid_TN)
         lost_TN = truncated_TN & ~valid_TN  # the rest of the episode was lost when a worker failed
         lost_rows = set(np.nonzero(lost_TN)[0].tolist())
         first_T = np.searchsorted(row_E, np.arange(stop - start + 1)).tolist()  # first end in each row

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rein.errors import NonFiniteError
 from rein.loop.state import State
-from rein.ops.trees import leaves, map_tree
+from rein.ops.trees import Read, leaves, map_tree, read_together
 from rein.replay.rollout import Rollout
 from rein.spaces import ACTION_MASK
 from rein.spaces.masks import MASK_HINT
@@ -24,13 +24,15 @@ HINT = (
     "rein.handlers.guards.guard_data(loop) also checks actions and invalid rows; check_finite=False turns the check off"
 )
 
+_CHECKED = ("reward", "observation", "next_observation")  # fields of a rollout
+
 
 class FiniteData:
     """Raises NonFiniteError if a reward or an observation is NaN or infinite.
 
     For an agent with a `rollout`, all its steps are checked together when the rollout is full, before the update. This
     takes a few operations per rollout instead of per step. For other agents, each step is checked immediately on the
-    CPU. On another device, a flag per environment is accumulated without waiting, and `read` checks the flags.
+    CPU. On another device, a flag per environment is accumulated without waiting, and `reads` checks the flags.
 
     Invalid rows and the final observation of a terminated episode are not checked, because no agent learns from them.
     """
@@ -60,14 +62,18 @@ class FiniteData:
 
     def check_rollout(self, state: State) -> None:
         """Check the recorded steps that the agent has not learned from yet. Waits for the device."""
-        rollout = self._rollout
-        if rollout is None or not len(rollout):
+        read_together(self._rollout_reads(state))
+
+    def _rollout_reads(self, state: State) -> Iterator[Read]:
+        if self._rollout is not None and len(self._rollout):
+            sums = [leaf.sum() for name in _CHECKED for _, leaf in floats(self._rollout[name], "")]
+            yield [torch.stack(sums).sum()], lambda total: self._search_rollout(state, self._rollout, total)
+
+    def _search_rollout(self, state: State, rollout: Any, total: Tensor) -> None:
+        """Raise for the first value of the rollout that is not finite. A sum of finite values may overflow."""
+        if math.isfinite(float(total)):
             return
-        names = ("reward", "observation", "next_observation")
-        sums = [leaf.sum() for name in names for _, leaf in floats(rollout[name], "")]
-        if math.isfinite(float(torch.stack(sums).sum())):
-            return
-        fields = {name: rollout[name] for name in (*names, "valid", "terminated")}
+        fields = {name: rollout[name] for name in (*_CHECKED, "valid", "terminated")}
         for t in range(len(rollout)):
             row = map_tree(lambda rows, t=t: rows[t], fields)
             valid_N = row["valid"]
@@ -122,17 +128,23 @@ class FiniteData:
         value_N = torch.where(valid, value, 0.0).mul_(0.0).view(-1, reward.shape[-1]).sum(0)
         self._flag_N = value_N if self._flag_N is None else self._flag_N + value_N
 
-    def read(self, state: State) -> None:
-        """Check all values that were not checked yet. Waits for the device."""
-        self.check_rollout(state)
+    def reads(self, state: State) -> Iterator[Read]:
+        """Yield the checks of all values that were not checked yet."""
+        yield from self._rollout_reads(state)
         flag_N, self._flag_N = self._flag_N, None
-        if flag_N is not None and (rows := flag_N.isnan().nonzero().flatten().tolist()):
-            raise NonFiniteError(
-                f"reward or observation of environment {_listed(rows)} is not finite in epoch {state.epoch} ("
-                f"{flag_N.device} data is checked only at the end of an epoch). "
-                "rein.handlers.guards.guard_data(loop) checks every step and names the first; check_finite=False "
-                "turns the check off"
-            )
+        if flag_N is not None:
+            device = flag_N.device
+            yield [flag_N], lambda flag_N: _check_flags(state, flag_N, device)
+
+
+def _check_flags(state: State, flag_N: Tensor, device: torch.device) -> None:
+    if rows := flag_N.isnan().nonzero().flatten().tolist():
+        raise NonFiniteError(
+            f"reward or observation of environment {_listed(rows)} is not finite in epoch {state.epoch} ("
+            f"{device} data is checked only at the end of an epoch). "
+            "rein.handlers.guards.guard_data(loop) checks every step and names the first; check_finite=False "
+            "turns the check off"
+        )
 
 
 def check_finite_observation(observation: Tree, checked_N: Tensor, when: str) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rein.errors import hints
 from rein.loop.state import State
+from rein.ops.trees import Read
 
 logger = logging.getLogger("rein")
 
@@ -351,6 +352,12 @@ class Metrics(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    def reads(self) -> Iterator[Read]:
+        """Yield the values on a device, so that they are read together with others."""
+        for accumulator in self._accumulators.values():
+            if isinstance(accumulator.accumulated, Tensor) and not accumulator.accumulated.is_cpu:
+                yield [accumulator.accumulated], lambda copy, owner=accumulator: setattr(owner, "accumulated", copy)
 
     def freeze(self) -> Frozen:
         """Return the current values, still on their devices. Warn about metrics that no step reports."""

@@ -7,7 +7,7 @@ import numbers
 import operator
 import time
 import warnings
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +15,7 @@ import attrs
 from torch import Tensor
 
 from rein.loop.checks import check_runs, same
+from rein.ops.trees import Read
 
 CLOCKS = ("env_steps", "vector_steps", "updates", "episodes", "iterations", "epochs", "seconds")
 
@@ -60,6 +61,12 @@ class Clocks:
         self._episodes: int | Tensor = 0
         self._seconds = 0.0
         self._resumed_at: float | None = None
+
+    def reads(self) -> Iterator[Read]:
+        """Yield the counters that hold tensors, so that they are read together with others."""
+        for slot in (f"_{name}" for name in CLOCKS[:4]):
+            if isinstance(value := getattr(self, slot), Tensor):
+                yield [value], lambda copy, slot=slot: setattr(self, slot, int(copy))
 
     def advance(self, **amounts: int | Tensor) -> None:
         """Add to clocks by name. Adding a tensor does not fetch it."""

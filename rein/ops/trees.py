@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -81,6 +81,28 @@ def by_name(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 def to_device(tree: Any, device: torch.device | str, *, non_blocking: bool = False) -> Any:
     """Return the tree with every tensor on `device`. Other leaves are unchanged."""
     return map_tree(lambda x: x.to(device, non_blocking=non_blocking) if isinstance(x, Tensor) else x, tree)
+
+
+Read = tuple[Sequence[Tensor], Callable[..., None]]  # tensors, and a function of their copies on the host
+
+
+def read_together(reads: Iterable[Read]) -> None:
+    """Copy the tensors of all reads to the host, those of a device in one transfer, and call each function in order."""
+    reads = list(reads)
+    copies = iter(host_copies([x for tensors, _ in reads for x in tensors]))
+    for tensors, receive in reads:
+        receive(*[next(copies) for _ in tensors])
+
+
+def host_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copy tensors of one device to the host in one transfer. Tensors on the host are returned unchanged."""
+    there = sorted((x for x in tensors if x.device.type != "cpu"), key=lambda x: -x.itemsize)  # so that all are aligned
+    if not there:
+        return list(tensors)
+    bytes_of = [x.reshape(-1).view(torch.uint8) for x in there]
+    parts = torch.cat(bytes_of).cpu().split([len(part) for part in bytes_of])
+    copies = {id(x): part.view(x.dtype).view(x.shape) for x, part in zip(there, parts, strict=True)}
+    return [copies.get(id(x), x) for x in tensors]
 
 
 def pack(tree: Any, codecs: Mapping[str, Codec] | None = None) -> Any:

@@ -47,6 +47,7 @@ class RowBuffer:
         self.length = 0
         self.options: dict[tuple[int, int], str] = {}  # (row, environment) of ended episodes: reset options as JSON
         self._capacity = min(capacity or 256, _BLOCK)
+        self.generation = 0  # grows whenever the memory is replaced
         self._storage: dict[str, Tree] = {}
         self._forms: dict[str, Any] = {}
         self._block = 0  # number of the block of rows of `_views`
@@ -75,6 +76,24 @@ class RowBuffer:
         torch._foreach_copy_(self._views[index], values)
         self.length += 1
 
+    @property
+    def memory(self) -> dict[str, Tree]:
+        """The memory of all fields, also of rows that are not recorded yet. A program writes to it."""
+        return self._storage
+
+    def write_ahead(self, fields: Mapping[str, Tree]) -> None:
+        """Copy the rows (T, N, ...) after the current ones. They are recorded by `count_written`."""
+        rows = len(fields["reward"])
+        while self.length + rows > self._capacity:
+            self._grow()
+        after = slice(self.length, self.length + rows)
+        values = [leaf for name in self._storage for _, leaf in leaves(fields[name])]
+        torch._foreach_copy_([leaf[after] for _, leaf in leaves(self._storage)], values)
+
+    def count_written(self) -> None:
+        """Record the next row, which was written to `memory`."""
+        self.length += 1
+
     def _begin(self, row: Mapping[str, Tree]) -> None:
         """Start an epoch with other fields than the last one. Raises ValueError in the middle of an epoch."""
         if self.length:
@@ -85,6 +104,7 @@ class RowBuffer:
 
     def _keep(self, storage: dict[str, Tree]) -> None:
         self._storage = storage
+        self.generation += 1
         self._views = []
         self._forms = map_tree(lambda rows: _Form(rows.shape[1:], rows.dtype), storage)
 
@@ -172,6 +192,7 @@ class Rollout:
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
+        self.dense = False  # whether it computes on the CPU as on other devices, without reading values
         self._rows = RowBuffer(steps)
 
     def __len__(self) -> int:
@@ -210,7 +231,24 @@ class Rollout:
     def valid(self) -> Tensor | None:
         """Return which rows are valid, (T, N). On the CPU, returns None if all rows are valid, to save operations."""
         valid_TN: Tensor = self["valid"]
-        return None if valid_TN.device.type == "cpu" and bool(valid_TN.all()) else valid_TN
+        return None if self._reads(valid_TN) and bool(valid_TN.all()) else valid_TN
+
+    @property
+    def generation(self) -> int:
+        """Number that grows whenever the memory of the steps is replaced."""
+        return self._rows.generation
+
+    @property
+    def memory(self) -> dict[str, Tree]:
+        """See `RowBuffer.memory`."""
+        return self._rows.memory
+
+    def count_written(self) -> None:
+        """See `RowBuffer.count_written`."""
+        self._rows.count_written()
+
+    def _reads(self, x: Tensor) -> bool:
+        return x.device.type == "cpu" and not self.dense
 
     def rewards(self, normalizer: RewardNormalizer | None, gamma: float) -> Tensor:
         """Return the rewards (T, N), scaled by the normalizer after updating it with their discounted returns."""
@@ -238,7 +276,7 @@ class Rollout:
         cut_TN[-1] = True
         next_value_TN = torch.cat((value_TN[1:], value_TN[-1:]))
         flat_B, cut_B = next_value_TN.view(-1), cut_TN.view(-1)
-        if value_TN.device.type == "cpu":
+        if self._reads(value_TN):
             (row_R,) = cut_B.nonzero(as_tuple=True)
             flat_B[row_R] = value_of(*(map_tree(lambda rows: rows[row_R], self.flat(name)) for name in names))
             return next_value_TN

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rein.accelerators import find
 from rein.agents.base.optimizers import HINT
 from rein.collection.collector import Collector
 from rein.collection.first_come import FirstCome
@@ -36,10 +37,10 @@ from rein.loop import Loop, checks
 from rein.loop.events import Event
 from rein.loop.filters import NOT_GIVEN
 from rein.loop.state import State
-from rein.networks.finite_parameters import check_parameters
+from rein.networks.finite_parameters import parameter_reads
 from rein.ops.parallel import rank
 from rein.ops.random import checked_seed, stream_seed
-from rein.ops.trees import map_tree, to_device
+from rein.ops.trees import map_tree, read_together, to_device
 from rein.protocols import AgentProtocol, Environment, Store
 from rein.replay.rollout import RowBuffer
 from rein.schedules import Schedule
@@ -87,8 +88,7 @@ def training_loop(
     Raises TypeError or ValueError if the parts do not fit together. The run raises RuntimeError in
     `torch.inference_mode()`.
     """
-    is_path = isinstance(store, str | Path)
-    check_fit(agent, environment, None if is_path else store)
+    check_fit(agent, environment, None if isinstance(store, str | Path) else store)
     if state_to_trajectory is not None and store is None:
         raise ValueError("training_loop(state_to_trajectory=...): the fields need a store, but store is None")
     drawn = [id(part) for part in seed_parts(seed, agent, environment)]
@@ -102,7 +102,8 @@ def training_loop(
     def step(state: State) -> StepState:
         # assigned here so that the step has ended even if a later handler raises an error
         try:
-            state.step_state = result = batch_step(state, agent, environment, rows, emit, finite, collect)
+            shown = ahead and ahead.step(state)
+            state.step_state = result = shown or batch_step(state, agent, environment, rows, emit, finite, collect)
         except Exception:  # the cause may be data that is not finite
             if finite is not None:
                 finite.check_rollout(state)
@@ -115,6 +116,7 @@ def training_loop(
     collect = None if collector is None else collector.next_row
     emit = _emitter(loop.state, {name: loop.define(name) for name in PHASES})
     ended = loop.define("episodes_completed")
+    ahead = find("rollout_program", loop, agent, environment, rows, finite, (episodic, strict, collector))
     parts = {"agent": agent, "environment": environment, "rows": rows, "statistics": statistics, "episodes": completed}
     if collector is not None:  # before the environment: its state is read first, and it pauses
         collect_with(loop, collector, episodic=episodic)
@@ -122,7 +124,7 @@ def training_loop(
         loop.own(name, part, by_chance="seed" if id(part) in drawn else ())
     keep_open_episodes(loop, rows, completed, everything=store is not None)  # before the rows are cleared
     report_episodes(loop, rows, statistics)  # first: an unfinished step needs its row before the reset
-    check_learning(loop, agent, finite, check_finite)
+    check_learning(loop, agent, finite, check_finite, statistics)
     reset_environments(loop, agent, collector or environment, statistics, finite, episodic=episodic)
     report_agent(loop, agent)
     if episodic:
@@ -200,10 +202,17 @@ def statistics_of(agent: AgentProtocol, environment: Environment, rows: RowBuffe
     )
 
 
-def check_learning(loop: Loop, agent: Any, finite: FiniteData | None, check_finite: bool) -> None:
+def check_learning(
+    loop: Loop,
+    agent: Any,
+    finite: FiniteData | None,
+    check_finite: bool,
+    statistics: EpisodeStatistics | None = None,
+) -> None:
     """Raise RuntimeError in inference mode; with `check_finite`, check updates, and parameters at the end of epochs.
 
-    `agent` is an agent or a module. Agents list the learners of their networks in `learners`.
+    `agent` is an agent or a module. Agents list the learners of their networks in `learners`. Values of the epoch that
+    are on a device, such as metrics, are read together with the checks, in one transfer.
     """
 
     def learners() -> list[Any]:
@@ -216,16 +225,18 @@ def check_learning(loop: Loop, agent: Any, finite: FiniteData | None, check_fini
         for learner in learners():
             learner.check_finite(check_finite)
 
-    if not check_finite:
-        return
-
-    @loop.epoch_ended.wire  # before handlers that evaluate or save the agent
-    def check_epoch(state: State) -> None:
+    @loop.epoch_ended.wire  # before handlers that read metrics, and those that evaluate or save the agent
+    def read_epoch(state: State) -> None:
+        reads = [*state.clocks.reads(), *loop.metrics.reads()]
+        if statistics is not None:
+            reads += statistics.reads()
         if finite is not None:
-            finite.read(state)
-        for learner in learners():
-            learner.read_finite()
-        check_parameters(agent, HINT)
+            reads += finite.reads(state)
+        if check_finite:
+            for learner in learners():
+                reads += learner.finite_reads()
+            reads += parameter_reads(agent, HINT)
+        read_together(reads)
 
 
 def reset_environments(
@@ -243,20 +254,16 @@ def reset_environments(
     restore them (`awaits_reset` is set, or they have no state), if a step failed after its action was selected, or if
     other code used the environments in between.
     """
-    seeds: list[Tensor] = []  # episode seeds when the loop last used the environments
-
-    def save_seeds(state: State) -> None:
-        seeds[:] = [environment.episode_seeds.clone()]
+    seeds = _LastSeeds(environment)
 
     def lost(state: State) -> str | None:
         if getattr(environment, "awaits_reset", False):
             return "could not be restored"
         if loop.step_cut and _acted_on(state.step_state):
             return "were in a step that failed"
-        if not seeds:
+        if not seeds.saved:
             return None if hasattr(environment, "load_state_dict") or not state.total_iterations else "were not saved"
-        same = torch.equal(seeds[0], environment.episode_seeds)
-        return None if same else "were ended by other code that used the training environments"
+        return None if seeds.are_current() else "were ended by other code that used the training environments"
 
     def begin(state: State, active_N: Tensor | None) -> None:
         observation = environment.reset()
@@ -267,7 +274,7 @@ def reset_environments(
         state.step_state = StepState(observation, active_N)
         statistics.observe_reset()
         agent.observe_reset(observation, torch.ones(environment.num_envs, dtype=torch.bool, device=agent.device))
-        save_seeds(state)
+        seeds.save()
 
     def reset_if_lost(state: State) -> None:
         if reason := lost(state):
@@ -275,7 +282,7 @@ def reset_environments(
             begin(state, state.step_state.active)
 
     for event in (loop.epoch_ended, loop.completed, loop.halted, loop.failed):
-        event.wire(save_seeds)
+        event.wire(lambda state: seeds.save())
     if episodic:
 
         @loop.epoch_started.wire
@@ -293,6 +300,28 @@ def reset_environments(
             reset_if_lost(state)
         elif not episodic:
             begin(state, None)
+
+
+class _LastSeeds:
+    """Episode seeds when the loop last used the environments."""
+
+    def __init__(self, environment: Any) -> None:
+        self._environment = environment
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the seeds."""
+        self.saved: tuple[Tensor, ...] = ()
+
+    def save(self) -> None:
+        """Save the seeds of the current episodes."""
+        current_N = self._environment.episode_seeds
+        self.saved = current_N, current_N.clone()
+
+    def are_current(self) -> bool:
+        """Return whether the seeds are still the same. A GPU is not read for the same tensor, which never changes."""
+        current_N, (before_N, copy_N) = self._environment.episode_seeds, self.saved
+        return (current_N is before_N and not current_N.is_cpu) or torch.equal(current_N, copy_N)
 
 
 def collect_with(loop: Loop, collector: Collector, *, episodic: bool = False) -> None:

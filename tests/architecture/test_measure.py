@@ -13,13 +13,13 @@ def test_blank_lines_comments_and_docstrings_do_not_count() -> None:
 
 
 LIMITS = {  # 3 % above the measure; a commit that raises one states the reason
-    "package, files / lines of code": (296, 36_000),
-    "tests, files / lines of code": (387, 50_700),
-    "imported by PPO, files / lines of code": (36, 3_550),
-    "imported by SAC, files / lines of code": (39, 4_150),
-    "imported by rein.Agent, files / lines of code": (24, 2_050),
-    "executed by a step with update and persist, files / lines": (34, 5_270),
-    "executed by a checkpoint, files / lines": (31, 5_950),
+    "package, files / lines of code": (305, 37_190),
+    "tests, files / lines of code": (403, 52_560),
+    "imported by PPO, files / lines of code": (36, 3_660),
+    "imported by SAC, files / lines of code": (40, 4_270),
+    "imported by rein.Agent, files / lines of code": (25, 2_100),
+    "executed by a step with update and persist, files / lines": (34, 5_470),
+    "executed by a checkpoint, files / lines": (31, 6_210),
     "unclear names": (5,),
 }
 

@@ -77,18 +77,28 @@ def learned(loop: rein.Loop) -> dict[str, torch.Tensor]:
     return {name: value.detach().cpu() for name, value in loop.parts["agent"].networks.state_dict().items()}
 
 
-def trained(case: str, device: str) -> tuple[dict[str, torch.Tensor], int]:
-    """Train for four epochs; return the parameters and the number of waits within iterations after the first epoch."""
-    loop, seen = loop_of(case, device, 4), 0
+def trained(case: str, device: str) -> tuple[dict[str, torch.Tensor], int, int]:
+    """Train for four epochs. Returns the parameters and the waits, within iterations and between epochs.
+
+    The waits of the first epoch are not counted.
+    """
+    loop, seen, between = loop_of(case, device, 4), 0, 0
+
+    @loop.epoch_ended
+    def read(state: rein.State) -> None:
+        assert len(dict(state.metrics)) >= 4  # as loggers do
 
     @loop.iteration_started
     def begin(state: rein.State) -> None:
+        nonlocal between
+        between += waits.total() if state.epoch > 2 and state.iteration == 0 else 0
         waits.clear()
 
     @loop.iteration_completed
     def count(state: rein.State) -> None:
         nonlocal seen
         seen += waits.total() if state.epoch > 1 else 0
+        waits.clear()
 
     with _disable_current_modes():  # the simulated device does not support all operations on the CPU
         host_policy = loop.parts["agent"].policy(device="cpu")
@@ -98,7 +108,7 @@ def trained(case: str, device: str) -> tuple[dict[str, torch.Tensor], int]:
     on_host = host_policy.select_action(map_tree(lambda x: x.cpu(), observation))[0]
     assert torch.allclose(on_host, acted.cpu(), atol=1e-6), "a policy on the host must follow the agent"
     assert all(leaf.device.type == device for leaf in (acted, *loop.parts["agent"].networks.parameters()))
-    return learned(loop), seen
+    return learned(loop), seen, between
 
 
 def resumed(case: str, folder: Path) -> dict[str, torch.Tensor]:
@@ -125,10 +135,10 @@ def main() -> None:
     """Print the distance between CPU and device of each case, and, for some, between a resumed and a full run."""
     report: dict[str, Any] = {}
     for case in sys.argv[1:] or CASES:
-        host, _ = trained(case, "cpu")
+        host, *_ = trained(case, "cpu")
         with stand_in():
-            there, waited = trained(case, NAME)
-            report[case] = {"distance": distance(host, there), "waited": waited}
+            there, waited, between = trained(case, NAME)
+            report[case] = {"distance": distance(host, there), "waited": waited, "between": between}
             if case in RESUMED:
                 with tempfile.TemporaryDirectory() as folder:
                     report[case]["resumed"] = distance(there, resumed(case, Path(folder)))

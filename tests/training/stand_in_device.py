@@ -2,7 +2,8 @@
 
 As on a GPU, operations that mix its tensors with CPU tensors raise an error, except for scalars and indices. CPU
 generators raise an error, and data can be read by a copy only. `waits` counts operations for which the host would wait.
-The device affects the whole process, so use it in a separate process.
+In `as_program`, operations that a captured program cannot contain raise an error. The device affects the whole process,
+so use it in a separate process.
 """
 
 from __future__ import annotations
@@ -77,10 +78,12 @@ class _OnDevice(torch.Tensor):
         return f"{self.inner!r} on {NAME}"
 
     def tolist(self) -> Any:
+        _refuse("tolist", _checking)
         waits["tolist"] += 1
         return self.inner.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
+        _refuse("numpy", _checking)
         if force:
             return self.cpu().numpy()
         raise TypeError(f"can't convert {NAME} device type tensor to numpy. Use Tensor.cpu()")
@@ -114,6 +117,8 @@ class _Mode(TorchDispatchMode):
 def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operation on the CPU if its tensors may be combined. Results are on the device that torch would choose."""
     name, given = func._schema.name, tree_leaves((args, kwargs))
+    if _checking:
+        _check_captured(func, name, args, kwargs)
     tensors = [x for x in given if isinstance(x, torch.Tensor)]
     there = [x for x in tensors if isinstance(x, _OnDevice)]
     target = kwargs.get("device")
@@ -137,6 +142,45 @@ def _dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if result_there and name not in _NUMBERS:
         found = tree_map_only(torch.Tensor, _OnDevice, found)
     return return_and_correct_aliasing(func, args, kwargs, found) if func._schema.is_mutable or result_there else found
+
+
+_checking: list[str] = []  # names of the open `as_program` contexts
+operations: Counter[str] = Counter()  # operations within `as_program`, without views
+_READS = {*_NUMBERS, "aten::nonzero", "aten::masked_select", "aten::_unique2", "aten::repeat_interleave.Tensor"}
+
+
+@contextlib.contextmanager
+def as_program(name: str = "program") -> Iterator[None]:
+    """Context manager in which operations raise RuntimeError that a captured program cannot contain.
+
+    It must not read values, copy from or to the host, use tensors of the host, or draw random numbers.
+    """
+    _checking.append(name)
+    try:
+        yield
+    finally:
+        _checking.pop()
+
+
+def _refuse(operation: str, condition: Any) -> None:
+    if condition:
+        raise RuntimeError(f"{_checking[-1]} contains {operation}")
+
+
+def _check_captured(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> None:
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    there = [x for x in tensors if isinstance(x, _OnDevice)]
+    _refuse(name, there and name in _READS)
+    _refuse(f"{name} with a random number", torch.Tag.nondeterministic_seeded in func.tags)
+    indices = [x for x in tree_leaves(args[1]) if isinstance(x, torch.Tensor)] if name in _INDEXING else []
+    _refuse(f"{name} with a boolean index", any(x.dtype == torch.bool for x in indices))
+    target = kwargs.get("device")
+    leaves_device = there and target is not None and torch.device(target).type != NAME
+    _refuse(f"{name} to the host", leaves_device)
+    enters = target is not None and torch.device(target).type == NAME
+    _refuse(f"{name} with a tensor of the host", len(there) < len(tensors) and (there or enters))
+    if not func.is_view and (there or enters):
+        operations[name.removeprefix("aten::")] += 1
 
 
 def _check_devices(name: str, args: Any, tensors: list[torch.Tensor]) -> None:

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from tests import programs
+from tests.architecture.operations import LIMITS, counts
 
 PROGRAM = Path(__file__).with_name("on_a_device.py")
+ENVIRONMENTS = ("CartPole", "Pendulum", "Acrobot", "MountainCar", "Gridworld", "Navigation")
 
 
 def report_of(case: str) -> dict[str, Any]:
@@ -26,6 +28,7 @@ def test_rollout_on_device_equals_cpu_and_never_waits(case: str) -> None:
     found = report_of(case)
     assert found["distance"] < 1e-6
     assert found["waited"] == 0
+    assert found["between"] == 2  # one transfer after each of two epochs
 
 
 @pytest.mark.default_cases("td3")
@@ -110,3 +113,58 @@ with stand_in():
 def test_collection_selects_actions_on_its_own_device() -> None:
     output = programs.run("-c", ACTING_ON_CPU, cwd=PROGRAM.parent).stdout
     assert output.split("\n")[0] == "112 {('cpu', 'cpu')} True"
+
+
+REFUSED = """
+import sys
+import torch
+from stand_in_device import NAME, as_program, stand_in
+
+with stand_in():
+    host, there, generator = torch.ones(3), torch.ones(3, device=NAME), torch.Generator(NAME)
+    flags = there > 0
+    for name, operation in {
+        "_local_scalar_dense": lambda: there.sum().item(),
+        "bool": lambda: bool(flags.any()),
+        "nonzero": lambda: flags.nonzero(),
+        "masked_select": lambda: there.masked_select(flags),
+        "boolean index in a read": lambda: there[flags],
+        "boolean index in index_put_": lambda: there.__setitem__(flags, there[:1]),
+        "tolist": lambda: there.tolist(),
+        "numpy": lambda: there.numpy(force=True),
+        "cpu": lambda: there.cpu(),
+        "copy to the host": lambda: host.copy_(there),
+        "equal": lambda: torch.equal(there, there),
+        "host constant": lambda: torch.tensor([1.0, 2.0, 3.0], device=NAME),
+        "scalar of the host": lambda: there + torch.ones(()),
+        "copy from the host": lambda: there.copy_(host),
+        "rand": lambda: torch.rand(3, device=NAME),
+        "randperm": lambda: torch.randperm(3, generator=generator, device=NAME),
+        "dropout": lambda: torch.nn.functional.dropout(there),
+        "normal_": lambda: there.normal_(generator=generator),
+    }.items():
+        try:
+            with as_program():
+                operation()
+        except RuntimeError as error:
+            assert "program contains" in str(error), (name, error)
+        else:
+            sys.exit(f"{name} was accepted")
+    with as_program():
+        there[1:] = 0.0
+        there[there.long()] + torch.where(flags, there, 0.0) + torch.zeros(3, device=NAME) + there.new_full((), 2.0)
+"""
+
+
+def test_operations_that_a_program_cannot_contain_are_refused() -> None:
+    programs.run("-c", REFUSED, cwd=PROGRAM.parent)
+
+
+@pytest.mark.default_cases("PPO, CartPole")
+@pytest.mark.parametrize("case", [f"{agent}, {env}" for agent in ("PPO", "A2C") for env in ENVIRONMENTS])
+def test_programs_contain_no_operation_that_a_capture_refuses(case: str) -> None:
+    found = json.loads(programs.run(PROGRAM.with_name("programs_on_a_device.py"), case).stdout.splitlines()[-1])[case]
+    assert found["distance"] < 1e-6
+    assert found["calls"] > 0
+    if case in LIMITS:
+        assert all(count <= limit for count, limit in zip(counts(case, found["operations"]), LIMITS[case], strict=True))

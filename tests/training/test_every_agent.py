@@ -38,6 +38,7 @@ from rein.episodes.random_policy import RandomPolicy
 from rein.errors import NonFiniteError
 from rein.loop.state import State
 from rein.networks.recurrent import GRU
+from rein.ops.trees import read_together
 from rein.testing.stateful import first_difference
 
 ON_POLICY = {"rollout_steps": 8, "hidden": (8,)}
@@ -371,4 +372,4 @@ def test_accumulated_flags_are_read_at_end_of_epoch() -> None:
     ]:
         finite._accumulate(reward, observation * 3e38, valid)
         with pytest.raises(NonFiniteError, match="environment 2") if found else contextlib.nullcontext():
-            finite.read(state)
+            read_together(finite.reads(state))

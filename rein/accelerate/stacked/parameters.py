@@ -100,7 +100,7 @@ class StackedLearner:
         """Clip the gradients (S, ...) of each learner and update its parameters. Returns the norms before, (S,).
 
         On the CPU, raises NonFiniteError before any change if a norm is not finite. On other devices, the error is
-        raised by `Learner.read_finite`.
+        raised by `Learner.finite_reads`.
         """
         gradient_SP = self.networks.flatten(gradients)
         norm_S1 = torch.linalg.vector_norm(gradient_SP, dim=1, keepdim=True)
@@ -133,7 +133,7 @@ class StackedLearner:
                 learner.optimizer.zero_grad()
 
     def mark(self) -> None:
-        """Make `Learner.read_finite` raise if a norm was not finite, on other devices than the CPU."""
+        """Make `Learner.finite_reads` raise if a norm was not finite, on other devices than the CPU."""
         if not self._wrong_S.is_cpu:
             self.learners[0].check({}, self._wrong_S.sum())
 

@@ -23,8 +23,8 @@ from rein.agents.base.optimizers import (
 )
 from rein.networks.encoder import Inputs, inputs_of
 from rein.ops.parallel import processes
-from rein.ops.statistics import explained_variance, minibatches
-from rein.ops.trees import load_plain_state, map_tree, plain_state
+from rein.ops.statistics import explained_variance
+from rein.ops.trees import Read, load_plain_state, map_tree, plain_state
 from rein.schedules import Schedule
 
 if TYPE_CHECKING:
@@ -85,11 +85,10 @@ class Batch(NamedTuple):
                 batch = batch._replace(**{name: map_tree(lambda column: take(column, index), tree)})
         return batch
 
-    def shuffled(self, count: int, generator: torch.Generator) -> Iterator[Batch]:
-        """Yield `count` minibatches of all rows or sequences in random order, see `minibatches`."""
-        order_MB = minibatches(self.size, count, generator)
+    def shuffled(self, order_MB: Tensor) -> Iterator[Batch]:
+        """Yield minibatches of rows or sequences in this order, see `rein.ops.statistics.minibatches`."""
         shuffled = self.rows(order_MB.flatten())  # one gather per pass, so that minibatches are slices
-        size = order_MB.shape[1]
+        count, size = order_MB.shape
         for start in range(0, count * size, size):
             yield shuffled.rows(slice(start, start + size))
 
@@ -230,18 +229,26 @@ class Learner:
             self.group.compare(options)
 
     def check(self, losses: Mapping[str, Tensor], norm: Tensor) -> None:
-        """Raise NonFiniteError if a loss or a gradient norm is not finite; on a GPU, `read_finite` raises it."""
+        """Raise NonFiniteError if a loss or a gradient norm is not finite; on a GPU, `finite_reads` raise it."""
         if self._finite is not None:
             self._finite(losses, norm)
 
     def check_finite(self, enabled: bool) -> None:
         """Turn on (default) or off the check that losses and gradient norms are finite."""
-        self._finite = FiniteUpdate(self.networks) if enabled else None
-
-    def read_finite(self) -> None:
-        """Raise NonFiniteError if an update on a GPU since the last call was not finite. Waits for the device."""
+        self._finite = (self._finite or FiniteUpdate(self.networks)) if enabled else None
         if self._finite is not None:
-            self._finite.read()
+            self._finite.clear()
+
+    def defer_finite(self) -> bool:
+        """Accumulate a flag on all devices, for `finite_reads`. Returns whether updates are checked."""
+        if self._finite is not None:
+            self._finite.deferred = True
+        return self._finite is not None
+
+    def finite_reads(self) -> Iterator[Read]:
+        """Yield the check that raises NonFiniteError if an update on a GPU since the last check was not finite."""
+        if self._finite is not None:
+            yield from self._finite.reads()
 
     def check_learning_rate(self, option: str, rates: Mapping[str, Schedule]) -> None:
         """Raise ValueError if the optimizer was built with another learning rate, which `option` would replace."""

@@ -31,6 +31,18 @@ from rein.replay.rollout import Rollout
 from rein.schedules import Schedule
 from rein.types import Transition, Tree
 
+
+class Trace(NamedTuple):
+    """Columns of a rollout from which `gae` computes advantages, (T, N) each."""
+
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    value: Tensor
+    next_value: Tensor  # of the true next observation
+    valid: Tensor | None
+
+
 METRICS = ("policy_loss", "value_loss", "entropy", "ratio", "approx_kl", "clip_fraction")
 
 
@@ -141,6 +153,7 @@ class RolloutAgent(NetworkAgent):
     def build_rollout(self) -> None:
         """Build the rollout and the normalizer of its rewards."""
         self.rollout = Rollout(self.rollout_steps)
+        self._program = find("rollout_update", self)
         self.reward_normalizer = RewardNormalizer(self.gamma) if self.normalize_reward else None
 
     @staticmethod
@@ -160,7 +173,7 @@ class RolloutAgent(NetworkAgent):
             return {}
         self.compare_processes()
         self.set_learning_rates()
-        metrics = dict(self.update(self.rollout))
+        metrics = dict((self._program or self.update)(self.rollout))
         rollout = self.rollout
         self.networks.preprocess.update(rollout.flat("observation"), rollout.flat("valid"))  # type: ignore[attr-defined]
         rollout.clear()
@@ -248,11 +261,19 @@ class OnPolicyAgent(RolloutAgent):
         """Sample an action. Returns it with `value`, `log_prob` and, if it differs from the action, `sample`."""
         with torch.no_grad():
             distribution, value_N = self._evaluate(observation)
-            sample = distribution.sample(self.generator)
-            action = self.networks.policy_head.to_action(distribution, sample)
-            extras = _extras(distribution, value_N, sample, action)
+            action, extras = self._chosen(distribution, value_N, distribution.sample(self.generator))
             self._selected = action, dict(extras)
             return action, extras
+
+    def choose(self, observation: Tree, noise: Tree) -> tuple[Tree, dict[str, Tree]]:
+        """Compute `select_action` as a pure function of the noise of the samples. Only for networks without a core."""
+        distribution, value_N, _ = self.networks.step(self.networks.preprocess(observation))
+        return self._chosen(distribution, value_N, distribution.sample_from(noise))
+
+    def _chosen(self, distribution: Distribution, value_N: Tensor, sample: Tree) -> tuple[Tree, dict[str, Tree]]:
+        """Return the action and the extras of a sample."""
+        action = self.networks.policy_head.to_action(distribution, sample)
+        return action, _extras(distribution, value_N, sample, action)
 
     def _evaluate(self, observation: Tree) -> tuple[Distribution, Tensor]:
         """Return the distribution and the values. The carry advances in `record_observation`."""
@@ -298,8 +319,7 @@ class OnPolicyAgent(RolloutAgent):
         with torch.no_grad():
             distribution, value_N = self._evaluate(transition.observation)
             sample = self.networks.policy_head.from_action(distribution, transition.action)
-            action = self.networks.policy_head.to_action(distribution, sample)
-            extras = _extras(distribution, value_N, sample, action)
+            _, extras = self._chosen(distribution, value_N, sample)
             if self.networks.preprocess.masks:
                 _check_allowed(extras["log_prob"], transition.valid)
             return extras
@@ -323,6 +343,11 @@ class OnPolicyAgent(RolloutAgent):
             return networks.value(networks.preprocess(observation), carry)
 
         return self.rollout.next_values(value_TN, value_of, *(("next_carry",) if networks.carry_size else ()))
+
+    def trace(self, rollout: Rollout, reward_TN: Tensor) -> Trace:
+        """Return the columns of a full rollout with these rewards."""
+        ends, value_TN = (rollout["terminated"], rollout["truncated"]), rollout["value"]
+        return Trace(reward_TN, *ends, value_TN, self.next_values(value_TN), rollout.valid())
 
     def batch(self, advantage_TN: Tensor, target_TN: Tensor, valid_TN: Tensor | None) -> Batch:
         """Return the rollout as rows, or as sequences if the networks are recurrent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rein.errors import NonFiniteError
 from rein.ops.statistics import clip_by_norm_, global_norm
-from rein.ops.trees import compact
+from rein.ops.trees import Read, compact
 from rein.schedules import Schedule
 
 
@@ -223,20 +223,20 @@ class FiniteUpdate:
     """Check that raises NonFiniteError if a loss or the gradient norm of a module is NaN or infinite.
 
     On the CPU, the check runs before the optimizer step. On other devices, a flag is accumulated without
-    synchronization, and `read` checks the flag.
+    synchronization, and `reads` checks the flag.
     """
 
     def __init__(self, networks: nn.Module) -> None:
         self._networks = networks
-        self._flag: Tensor | None = None  # not on the CPU: NaN after a non-finite loss or norm
+        self.deferred = False  # whether the CPU also accumulates a flag
+        self._flag: Tensor | None = None  # NaN after a non-finite loss or norm; otherwise 0, and changed in place
 
     def __call__(self, metrics: Mapping[str, Tensor], norm: Tensor) -> None:
         """Check an update before gradients are clipped."""
-        if not norm.is_cpu:
-            flag = torch.zeros_like(norm) if self._flag is None else self._flag
+        if self.deferred or not norm.is_cpu:
+            self._flag = torch.zeros_like(norm) if self._flag is None else self._flag
             for value in (norm, *_losses(metrics).values()):
-                flag += value.mul(0.0)  # 0 * infinity is NaN
-            self._flag = flag
+                self._flag += value.mul(0.0)  # 0 * infinity is NaN
             return
         total = float(norm)
         for name, value in metrics.items():
@@ -258,10 +258,19 @@ class FiniteUpdate:
         kind = type(self._networks).__name__
         raise NonFiniteError(f"{', '.join(problems)}: this update of {kind} was not applied. {HINT}")
 
-    def read(self) -> None:
-        """Raise NonFiniteError if the flag was set since the last call. Waits for the device."""
-        flag, self._flag = self._flag, None
-        if flag is not None and math.isnan(float(flag)):
+    def clear(self) -> None:
+        """Clear the flag, in place, because captured programs change it."""
+        if self._flag is not None:
+            self._flag.zero_()
+
+    def reads(self) -> Iterator[Read]:
+        """Yield the check of the flag, which raises NonFiniteError if it was set since the last check."""
+        if self._flag is not None:
+            yield [self._flag], self._check
+
+    def _check(self, flag: Tensor) -> None:
+        if math.isnan(float(flag)):
+            self.clear()
             raise NonFiniteError(
                 f"a loss or the gradient norm of {type(self._networks).__name__} was not finite in this epoch. {HINT}"
             )

@@ -6,13 +6,13 @@ Shapes: T steps of a rollout, N environments, S environments of a minibatch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import attrs
 import torch
 from torch import Tensor
 
 from rein.agents.base.learner import Batch
+from rein.agents.base.on_policy import Trace
 from rein.networks.actor_critic import ActorCritic
 from rein.networks.custom_networks import CustomActorCritic
 from rein.ops.returns import VTrace, vtrace
@@ -75,16 +75,6 @@ class PrioritizedSegments:
             "beta": self.beta.config,
             **{name: "inf" if clip == float("inf") else clip for name, clip in clips.items()},
         }
-
-
-class Trace(NamedTuple):
-    """Inputs of V-trace that do not change during an update, (T, N) each."""
-
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    next_value: Tensor  # used for truncated steps and for the last step
-    valid: Tensor | None
 
 
 class SegmentSampler:

@@ -100,6 +100,17 @@ class EpisodeSeeds:
         self._left -= 1
         return self._place_N, self._start_PS
 
+    def cover(self, steps: int) -> tuple[Tensor, Tensor]:
+        """Return seeds (P,) and starts `(P, *S)` of a new table of episodes, which lasts for this many steps."""
+        self._look_ahead(steps)
+        self._left = 0  # the caller uses all steps
+        return self._seed_P, self._start_PS
+
+    @property
+    def place(self) -> Tensor:
+        """(N,) int64: indices of the current episodes in the table."""
+        return self._place_N
+
     def go_to(self, place_N: Tensor) -> None:
         """Make the episodes at these indices (N,) of the table the current ones."""
         self._place_N, self._current_N = place_N, None
@@ -147,7 +158,7 @@ class EpisodeSeeds:
         if self._on_host:  # on another device, reading the count would wait
             self._left = self._width - 1 - int(self._used().max())
         if self._left == 0:
-            self._look_ahead()
+            self._look_ahead(self._ahead)
 
     def _keys(self) -> Tensor:
         """Return the keys (N,) of the seed streams, which depend on the seed only."""
@@ -156,12 +167,12 @@ class EpisodeSeeds:
             self._key_N = environment_keys(self.seed, self._row_N)
         return self._key_N
 
-    def _look_ahead(self) -> None:
+    def _look_ahead(self, ahead: int) -> None:
         key_N, self.started = self._keys(), True
         index_N, current_N = self.indices, self.current
-        ahead_K = torch.arange(1, self._ahead + 1, device=self._row_N.device)
+        ahead_K = torch.arange(1, ahead + 1, device=self._row_N.device)
         seed_NK = episode_seeds_of(key_N[:, None], index_N[:, None] + ahead_K)
-        self._index_N, self._width, self._left = index_N, self._ahead + 1, self._ahead
+        self._index_N, self._width, self._left = index_N, ahead + 1, ahead
         self._seed_P = torch.cat([current_N[:, None], seed_NK], 1).flatten()
         self._start_PS = self._draw(self._seed_P)
         self._place_N = self._row_N * self._width

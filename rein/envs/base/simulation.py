@@ -180,6 +180,34 @@ class SimulatedEnvironment(ReplayableEnvironment, ABC):
         check_rows_of("apply_action_where", mask, self.num_envs, torch.bool)
         return self._step(action, mask)
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the tensors that a step replaces, for `advance`. The last one is `EpisodeSeeds.place`."""
+        return self._state_SN, self._steps_N, self._seeds.place
+
+    def set_tensors(self, tensors: Sequence[Tensor]) -> None:
+        """Set the results of `advance`."""
+        self._state_SN, self._steps_N, place_N = tensors
+        self._seeds.go_to(place_N)
+
+    def advance(self, tensors: Sequence[Tensor], start_PQ: Tensor, action: Tree) -> tuple[tuple[Tensor, ...], TimeStep]:
+        """Compute `apply_action` as a pure function, without checks and without reading values on the host.
+
+        `start_PQ` is the table of episode starts, see `EpisodeSeeds.cover`. Returns the new `tensors` and the result.
+        """
+        before_SN, steps_N, place_N = tensors
+        functions = self.dynamics, self.observe, self._limit
+        inputs = before_SN, steps_N, place_N, start_PQ, self._control(action)
+        state_SN, steps_N, place_N, *seen = _masked(*functions, *inputs)
+        return (state_SN, steps_N, place_N), _time_step(None, *seen)
+
+    def cover(self, steps: int) -> tuple[Tensor, Tensor]:
+        """Return seeds and starts of the episodes of this many steps, see `EpisodeSeeds.cover`."""
+        return self._seeds.cover(steps)
+
+    def seeds_at(self, place: Tensor, seed_P: Tensor) -> Tensor:
+        """Return the episode seeds (..., N) at places of the table."""
+        return seed_P[place]
+
     def render(self, index: int = 0) -> Frame:
         """Return an RGB frame (height, width, 3) of one environment."""
         return self.draw(self._state_SN[:, index].tolist())

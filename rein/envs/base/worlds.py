@@ -67,6 +67,7 @@ class SimulatedWorlds(SimulatedEnvironment):
         self._left_WA = torch.zeros(self.worlds, self.agents, dtype=torch.bool, device=self.device)
         self._seen = torch.zeros_like(self._rows(self.observe(self._state_SWA)))  # (N, O) observation of the last step
         self._seeds = EpisodeSeeds(self.worlds, seed, self.device, self._start)
+        self._repeated: Any = None, None  # seeds of worlds, and of their rows
 
     @abstractmethod
     def dynamics(self, state: Tensor, action: Any, /) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,7 +118,9 @@ class SimulatedWorlds(SimulatedEnvironment):
     @property
     def episode_seeds(self) -> Tensor:
         """(N,) int64: seeds of the current episodes, equal in all rows of a world; -1 before the first reset."""
-        return self._seeds.current.repeat_interleave(self.agents)
+        if self._repeated[0] is not self._seeds.current:
+            self._repeated = self._seeds.current, self._seeds.current.repeat_interleave(self.agents)
+        return self._repeated[1]
 
     def reset_to(self, episode_seeds: Tensor) -> Tensor:
         """Begin the episodes with these seeds (N,), for a replay. Later episodes are seeded as usual.
@@ -137,7 +140,8 @@ class SimulatedWorlds(SimulatedEnvironment):
         """
         self._check_begun("reset_where")
         check_rows_of("reset_where", mask, self.num_envs, torch.bool)
-        self._seen = self._restart_worlds(self._by_world(mask).any(1), self._seen)
+        over_W = self._by_world(mask).any(1)
+        self._own_tensors = self._restarted(self._own_tensors, over_W, self._seeds.advance(over_W))
         self.watch(self._seen)
         return self._seen
 
@@ -161,9 +165,43 @@ class SimulatedWorlds(SimulatedEnvironment):
     def __repr__(self) -> str:
         return representation(self, f"worlds={self.worlds}, agents={self.agents}")
 
+    def tensors(self) -> tuple[Tensor, ...]:
+        """See `SimulatedEnvironment`."""
+        return *self._own_tensors, self._seeds.place
+
+    def set_tensors(self, tensors: Sequence[Tensor]) -> None:
+        """See `SimulatedEnvironment`."""
+        *own, place_W = tensors
+        self._own_tensors = tuple(own)
+        self._seeds.go_to(place_W)
+
+    def advance(self, tensors: Sequence[Tensor], start_PQ: Tensor, action: Tree) -> tuple[tuple[Tensor, ...], TimeStep]:
+        """See `SimulatedEnvironment`."""
+        *before, place_W = tensors
+        moved, over_W, time_step = self._moved(before, map_tree(self._by_world, self._control(action)), None)
+        place_W = place_W + over_W
+        after = self._restarted(moved, over_W, start_PQ[place_W])
+        return (*after, place_W), _continued(time_step, after[-1])
+
+    def seeds_at(self, place: Tensor, seed_P: Tensor) -> Tensor:
+        """Return the episode seeds (..., N) at places (..., W) of the table."""
+        return super().seeds_at(place, seed_P).repeat_interleave(self.agents, -1)
+
+    @property
+    def _own_tensors(self) -> tuple[Tensor, ...]:
+        return self._state_SN, self._steps_W, self._left_WA, self._seen
+
+    @_own_tensors.setter
+    def _own_tensors(self, tensors: tuple[Tensor, ...]) -> None:
+        self._state_SN, self._steps_W, self._left_WA, self._seen = tensors
+
+    @property
+    def _shape_SWA(self) -> tuple[int, int, int]:
+        return -1, self.worlds, self.agents
+
     @property
     def _state_SWA(self) -> Tensor:
-        return self._state_SN.view(-1, self.worlds, self.agents)
+        return self._state_SN.view(self._shape_SWA)
 
     def _by_world(self, x_N: Tensor) -> Tensor:
         return x_N.view(self.worlds, self.agents, *x_N.shape[1:])
@@ -189,40 +227,57 @@ class SimulatedWorlds(SimulatedEnvironment):
         self._state_SN = start_WSA.transpose(0, 1).flatten(1).contiguous()
         return self._observation()
 
-    def _restart_worlds(self, over_W: Tensor, observation: Tensor) -> Tensor:
-        """Begin the next episode of these worlds. Returns `observation` (N, O) with their first observations."""
-        start_WQ, size = self._seeds.advance(over_W), len(self._state_SN)
+    def _restarted(self, tensors: Sequence[Tensor], over_W: Tensor, start_WQ: Tensor) -> tuple[Tensor, ...]:
+        """Begin the episodes with these starts (W, Q) in the worlds of `over_W`. Takes and returns `_own_tensors`."""
+        state_SN, steps_W, left_WA, seen = tensors
+        size, over_W1 = len(state_SN), over_W[:, None]
         start_WSA = start_WQ[:, : size * self.agents].view(self.worlds, size, self.agents)
         first_WAO = start_WQ[:, size * self.agents :].view(self.worlds, self.agents, -1)
-        over_W1 = over_W[:, None]
-        self._state_SN = torch.where(over_W1, start_WSA.transpose(0, 1), self._state_SWA).flatten(1)
-        self._steps_W, self._left_WA = self._steps_W.masked_fill(over_W, 0), self._left_WA & ~over_W1
-        return torch.where(over_W1[:, :, None], first_WAO, self._by_world(observation)).flatten(0, 1)
+        state_SN = torch.where(over_W1, start_WSA.transpose(0, 1), state_SN.view(self._shape_SWA)).flatten(1)
+        seen = torch.where(over_W1[:, :, None], first_WAO, self._by_world(seen)).flatten(0, 1)
+        return state_SN, steps_W.masked_fill(over_W, 0), left_WA & ~over_W1, seen
+
+    def _moved(
+        self, tensors: Sequence[Tensor], control: Tree, stepped_W: Tensor | None
+    ) -> tuple[tuple[Tensor, ...], Tensor, TimeStep]:
+        """Step all worlds, or those of `stepped_W`, without a reset.
+
+        Returns `_own_tensors`, the worlds (W,) whose episodes have ended, and the result.
+        """
+        state_SN, steps_W, left_WA, seen = tensors
+        before_SWA = state_SN.view(self._shape_SWA)
+        state_SWA, reward_WA, terminated_WA = self.dynamics(before_SWA, control)
+        on_WA = ~left_WA if stepped_W is None else ~left_WA & stepped_W[:, None]
+        state_SWA = torch.where(on_WA, state_SWA, before_SWA)
+        terminated_WA = terminated_WA & on_WA
+        steps_W = steps_W + (1 if stepped_W is None else stepped_W)
+        truncated_WA = (steps_W >= self._limit)[:, None] & on_WA
+        left_WA = left_WA | terminated_WA | truncated_WA
+        observation = torch.where(on_WA.view(-1, 1), self._rows(self.observe(state_SWA)), seen)
+        reward_N = torch.where(on_WA, reward_WA, 0.0).flatten()
+        ends = terminated_WA.flatten(), truncated_WA.flatten()
+        time_step = TimeStep(observation, reward_N, *ends, observation, on_WA.flatten(), {})
+        return (state_SWA.flatten(1), steps_W, left_WA, observation), left_WA.all(1), time_step
 
     def _step(self, action: Tree, mask: Tensor | None) -> TimeStep:
         if not self._checked or self._has_components or action.shape != self._action_shape:
             self._check(action)
         control = map_tree(self._by_world, self._control(action))
-        state_SWA, reward_WA, terminated_WA = self.dynamics(self._state_SWA, control)
         if not self._checked:
-            self._check_dynamics(self._state_SWA, state_SWA, reward_WA, terminated_WA)
+            self._check_dynamics(self._state_SWA, *self.dynamics(self._state_SWA, control))
             self._checked = True
         stepped_W = None if mask is None else self._by_world(mask).any(1)
-        on_WA = ~self._left_WA if stepped_W is None else ~self._left_WA & stepped_W[:, None]
-        state_SWA = torch.where(on_WA, state_SWA, self._state_SWA)
-        self._state_SN = state_SWA.flatten(1)
-        terminated_WA = terminated_WA & on_WA
-        self._steps_W = self._steps_W + (1 if stepped_W is None else stepped_W)
-        truncated_WA = (self._steps_W >= self._limit)[:, None] & on_WA
-        self._left_WA = self._left_WA | terminated_WA | truncated_WA
-        over_W, on_N1 = self._left_WA.all(1), on_WA.view(-1, 1)
-        final_observation = torch.where(on_N1, self._rows(self.observe(state_SWA)), self._seen)
-        observation = final_observation
+        tensors, over_W, time_step = self._moved(self._own_tensors, control, stepped_W)
         if self.device.type != "cpu" or bool(over_W.any()):  # reading a flag on a GPU would wait
-            observation = self._restart_worlds(over_W, final_observation)
-            final_observation = torch.where(on_N1, final_observation, observation)  # no episode ends in these rows
-        self._seen = observation
-        reward_N = torch.where(on_WA, reward_WA, 0.0).flatten()
-        ends = terminated_WA.flatten(), truncated_WA.flatten()
-        self.watch(observation)
-        return TimeStep(observation, reward_N, *ends, final_observation, on_WA.flatten(), {})
+            tensors = self._restarted(tensors, over_W, self._seeds.advance(over_W))
+            time_step = _continued(time_step, tensors[-1])
+        self._own_tensors = tensors
+        self.watch(time_step.observation)
+        return time_step
+
+
+def _continued(time_step: TimeStep, observation: Tensor) -> TimeStep:
+    """Return the result of a step with the observations (N, O) after resets."""
+    on_N1 = time_step.valid.view(-1, 1)  # no episode ends in the other rows
+    final_observation = torch.where(on_N1, time_step.final_observation, observation)
+    return time_step._replace(observation=observation, final_observation=final_observation)
