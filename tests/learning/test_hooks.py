@@ -130,7 +130,7 @@ def test_hooks_fire_with_compile(case: str, monkeypatch: pytest.MonkeyPatch) -> 
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("a compiled function was called")
 
-    monkeypatch.setattr("rein.accelerate.fast_learner.compiled", lambda function, device: refuse)
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: refuse)
     agent, loop = build(case, compile=True)
     fired = set()
     for name, module in agent.networks.named_modules():

@@ -12,7 +12,8 @@ from torch import Tensor
 
 import rein
 from rein.agents.base.learner import Batch
-from rein.agents.base.segments import PrioritizedSegments, SegmentSampler, Trace, draw_without_replacement, priorities
+from rein.agents.base.on_policy import Trace
+from rein.agents.base.segments import PrioritizedSegments, SegmentSampler, draw_without_replacement, priorities
 from rein.agents.ppo import PPO
 from rein.envs.gridworld import Gridworld
 from rein.envs.probes import Bandit, Corridor, Memory, Reach
@@ -55,8 +56,9 @@ class ExampleRollout:
         self.action = torch.randint(4, (T, N), generator=stream)
         self.reward, self.bootstrap = torch.randn(2, T, N, generator=stream).unbind()
         self.log_prob, self.value = self.look()
-        self.trace = Trace(self.reward, self.terminated, self.truncated, self.next_value(self.value), self.valid)
-        advantage = gae(*self.trace[:3], self.value, self.trace.next_value, self.valid, **DISCOUNTS)
+        values = self.value, self.next_value(self.value)
+        self.trace = Trace(self.reward, self.terminated, self.truncated, *values, self.valid)
+        advantage = gae(*self.trace, **DISCOUNTS)
         shaped = (lambda x: x) if self.recurrent else (lambda x: x.flatten(0, 1))
         columns = {
             "features": self.features,
