@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import numbers
@@ -55,6 +54,11 @@ def _collect(values: Any, value: Any, count: int) -> list[Any]:
     values = values if count else []
     values.append(value)
     return values
+
+
+def _copied(accumulated: Any) -> Any:
+    """Return a list as a copy, because further values are appended to it. Other values are never changed."""
+    return [*accumulated] if isinstance(accumulated, list) else accumulated
 
 
 def _median(values: list[Any]) -> Tensor:
@@ -389,7 +393,7 @@ class Metrics(MutableMapping[str, Any]):
         """Return accumulated and assigned values. Computed metrics are saved by their source."""
         return {
             "accumulated": {
-                a.name: {"value": copy.copy(a.accumulated), "count": a.count, "divisor": a.divisor}
+                a.name: {"value": _copied(a.accumulated), "count": a.count, "divisor": a.divisor}
                 for a in self._accumulators.values()
             },
             "assigned": dict(self._assigned),
@@ -406,7 +410,7 @@ class Metrics(MutableMapping[str, Any]):
             saved = state["accumulated"].get(name)
             accumulator.zero()
             if saved is not None:
-                accumulator.accumulated, accumulator.count = copy.copy(saved["value"]), saved["count"]
+                accumulator.accumulated, accumulator.count = _copied(saved["value"]), saved["count"]
                 accumulator.divisor = saved["divisor"]
         self._assigned = dict(state["assigned"])
 
