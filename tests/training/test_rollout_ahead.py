@@ -134,10 +134,11 @@ def test_replays_of_recorded_operations_equal_the_functions(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised by the compiler
 @pytest.mark.parametrize("name", MAKE)
-def test_compiled_steps_are_close_to_the_functions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = replayed(name, rein.PPO, Repeated(), monkeypatch)
+@pytest.mark.parametrize("kind", [rein.PPO, rein.A2C], ids=["PPO", "A2C"])
+def test_compiled_steps_are_close_to_the_functions(name: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = replayed(name, kind, Repeated(), monkeypatch)
     monkeypatch.setattr(compiled, "FUSED", {"cpu"})
-    for one, other in zip(replayed(name, rein.PPO, Repeated(), monkeypatch), expected, strict=True):
+    for one, other in zip(replayed(name, kind, Repeated(), monkeypatch), expected, strict=True):
         assert torch.allclose(one, other, rtol=0, atol=1e-4)
 
 
