@@ -312,7 +312,6 @@ def _annotation(hint: Any, default: Any, text: str) -> Any:
 
     The help shows a default of None only if its text explains it, and no empty default.
     """
-    text = " ".join(text.split())
     if isinstance(default, Schedule):
         return Annotated[Any, _constructor(float, "FLOAT"), tyro.conf.arg(help=text)]
     if hint is int:

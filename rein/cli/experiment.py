@@ -176,7 +176,7 @@ def _agent_classes() -> dict[str, str]:
     return {
         _normal(name): name
         for name, module in exports_of("rein.agents").items()
-        if not module.startswith("rein.agents.base.") and name not in composed
+        if module.startswith("rein.agents.") and not module.startswith("rein.agents.base.") and name not in composed
     }
 
 

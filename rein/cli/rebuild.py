@@ -96,7 +96,7 @@ def environment_of(
         why = str(reason)
     stored = _experiment(run)
     if stored is not None and stored.env is not None:  # the agent is not needed
-        stored = Experiment(env=stored.env).completed(typed, *_usage(run, command))
+        Experiment(env=stored.env).completed(typed, *_usage(run, command))
     loop = recipe_loop(run, typed, command, **replaced)
     if loop is None:
         raise ValueError(f"{run.path}: {why}; name a function that returns it: --env my_module:make")

@@ -41,10 +41,9 @@ _METRICS = {  # metric -> attribute of the evaluation
 }
 _CPU = torch.device("cpu")
 _MOMENT = 0.05  # seconds between two checks for an interrupt while a result is awaited
-_EVENTS = _STARTED, _STEPPED, _ENDED, _COMPLETED = (
-    *("evaluation_started", "evaluation_step_completed"),
-    *("evaluation_episode_completed", "evaluation_completed"),
-)
+_STARTED, _STEPPED = "evaluation_started", "evaluation_step_completed"
+_ENDED, _COMPLETED = "evaluation_episode_completed", "evaluation_completed"
+_EVENTS = (_STARTED, _STEPPED, _ENDED, _COMPLETED)
 
 
 def evaluate_every(

@@ -23,10 +23,9 @@ Mode = Literal["min", "max"] | Callable[[float, float], bool]  # or whether (val
 class Improvement:
     """Tracks the best value of a metric, and the number of firings `since` the last improvement.
 
-    A value is better if it is lower (`mode="min"`) or higher ("max") than the best value by more than `min_delta`, or
-    if a function as `mode` returns true for it and the best value. The first number is always better. NaN is never
-    better. NaN before the first number is not counted; a warning is logged
-    after `patience` of them.
+    A value is better if it is lower (`mode="min"`) or higher ("max") than the best value by more than `min_delta`. If
+    `mode` is a function, a value is better if `mode(value, best)` is true. The first number is always better. NaN is
+    never better. NaN before the first number is not counted; a warning is logged after `patience` of them.
 
     Raises ValueError if a number is out of range.
     """

@@ -42,8 +42,9 @@ def rewrite_episodes(loop: Loop, function: Rewrite) -> None:
     you resume.
 
     Raises:
-        ValueError: if the agent has no replay, if the episodes of the loop are rewritten already, if there are several
-            processes, or, during the run, if the function returns other fields.
+        ValueError: if the agent has no replay, if its replay has rows of several environments, if the episodes of the
+            loop are rewritten already, if there are several processes, or, during the run, if the function returns
+            other fields.
     """
     agent: Any = loop.parts.get("agent")
     name = type(agent).__name__
@@ -54,6 +55,8 @@ def rewrite_episodes(loop: Loop, function: Rewrite) -> None:
         )
     if agent._rewritten is not None:
         raise ValueError(f"rewrite_episodes: the episodes of this {name} are rewritten already; combine the functions")
+    if len(agent.replay) and getattr(agent.replay, "num_envs", 1) > 1:  # rewritten episodes are those of one
+        raise ValueError(f"rewrite_episodes: the replay of this {name} is not empty; call it before the first run")
     if processes() > 1:
         raise ValueError("rewrite_episodes: episodes end at different times in different processes; use one process")
     agent._rewritten = loop.own("rewritten_episodes", RewrittenEpisodes(agent, function))

@@ -20,6 +20,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from rein.envs.acrobot import Acrobot
 from rein.envs.cartpole import CartPole
+from rein.envs.gymnasium.adapter import is_repr
 from rein.envs.mountain_car import MountainCar, MountainCarContinuous
 from rein.envs.pendulum import Pendulum
 from rein.errors import optional_import
@@ -335,6 +336,8 @@ def spec_of(environment: Any) -> EnvSpec | None:
     if type(environment) in _ORIGINALS:
         name, options = _ORIGINALS[type(environment)], {"max_episode_steps": config["max_episode_steps"]}
     if options is None or not isinstance(name, str) or name not in gymnasium.registry:
+        return None
+    if any(map(is_repr, options.values())):
         return None
     spec, options = copy.deepcopy(gymnasium.registry[name]), dict(options)
     for option in ("max_episode_steps", "disable_env_checker"):  # arguments of gymnasium.make that are fields of a spec

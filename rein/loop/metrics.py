@@ -63,9 +63,10 @@ def _copied(accumulated: Any) -> Any:
 
 def _median(values: list[Any]) -> Tensor:
     """Return the median, the mean of the two middle values if their number is even; NaN if one is NaN."""
-    if isinstance(values[0], Tensor):
-        return torch.stack(values).float().quantile(0.5)
-    return torch.tensor(values, dtype=torch.float64, device="cpu").quantile(0.5)
+    device = next((value.device for value in values if isinstance(value, Tensor)), None)
+    if device is None:
+        return torch.tensor(values, dtype=torch.float64, device="cpu").quantile(0.5)
+    return torch.stack([torch.as_tensor(value, dtype=torch.float32, device=device) for value in values]).quantile(0.5)
 
 
 REDUCTIONS: dict[str, Reduce] = {

@@ -38,10 +38,10 @@ from rein.store.format.trajectory_reader import (
 from rein.store.row_index import whole_episodes
 from rein.types import EPISODE_COLUMNS, Episode, Episodes, Trajectory, Tree
 
-logger = logging.getLogger("rein")
-
 if TYPE_CHECKING:
     from rein.store.datasets import Sequences, Transitions
+
+logger = logging.getLogger("rein")
 
 
 class Columns(dict[str, Any]):

@@ -142,7 +142,7 @@ class RunList(list[RunSummary]):
         name = column.replace("-", "_").replace(" ", "_")
         values = [_value_of(run, _COLUMNS.get(name, name)) for run in self]
         if self and all(value is None for value in values):
-            names = dict.fromkeys(heading.replace(" ", "_") for heading, _ in self.columns(()))
+            names = dict.fromkeys(heading.replace(" ", "_") for heading, _ in self.columns(())[1:])
             raise ValueError(f"no run has a column, option or metric {column!r}; the columns are {', '.join(names)}")
         order = sorted(range(len(self)), key=lambda place: _order(values[place]))
         return RunList((self[place] for place in order), self.folder)
@@ -153,9 +153,10 @@ def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 def _value_of(run: RunSummary, name: str) -> Any:
-    """Return a value of a run by the name of a column, an option or a metric; None if it has none."""
+    """Return a value of a run by the name of a column, an option or a metric; None if it has none, or NaN."""
     record = {**run.metrics, **{key.removeprefix("agent."): value for key, value in run.options.items()}, **run.options}
-    return (record | run.record).get(name)
+    value = (record | run.record).get(name)
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _order(value: Any) -> tuple[int, float, str]:

@@ -15,6 +15,7 @@ import pytest
 
 import rein
 from rein.cli import main
+from rein.cli.experiment import agent_names
 from rein.handlers.loggers import MlflowLogger, TensorBoardLogger, WandbLogger
 
 CARTPOLE = ["--env", "CartPole-v1", "--agent", "ppo", "--num-envs", "2", "--iterations", "16", "--quiet"]
@@ -63,6 +64,11 @@ def error_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         main(words)
     assert ended.value.code == 1
     return capsys.readouterr().err
+
+
+def test_names_of_agents_are_those_of_classes():
+    assert {"ppo", "discretesac"} < {*agent_names()}
+    assert "option" not in agent_names()
 
 
 def test_agent_is_trained_in_an_environment_with_options_of_both():

@@ -163,3 +163,11 @@ def test_agents_without_a_replay_raise() -> None:
 def test_episodes_are_rewritten_once() -> None:
     with pytest.raises(ValueError, match="combine"):
         rein.rewrite_episodes(looped(), unchanged)
+
+
+def test_replay_with_rows_of_several_environments_is_refused() -> None:
+    environment = rein.envs.CartPole(num_envs=2, seed=0)
+    loop = rein.training_loop(rein.DQN(environment, learning_starts=100, hidden=(4,), seed=0), environment)
+    loop.run(epochs=1, iterations=2)
+    with pytest.raises(ValueError, match="before the first run"):
+        rein.rewrite_episodes(loop, lambda episodes: episodes)

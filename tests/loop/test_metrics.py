@@ -55,6 +55,10 @@ def test_custom_reduction_receives_accumulated_value_and_count() -> None:
     assert calls == [(None, 2.0, 0), (2.0, 3.0, 1), (6.0, 4.0, 2)]
 
 
+def test_median_of_tensors_and_numbers() -> None:
+    assert run([torch.tensor(2.0), 1.0, 3.0], "median").metrics["x"] == 2.0
+
+
 @pytest.mark.parametrize("number", [float, torch.tensor])
 def test_median_of_an_even_number_of_values_is_resumed_within_an_epoch(number: Any) -> None:
     def build() -> rein.Loop:

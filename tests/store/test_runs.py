@@ -13,6 +13,7 @@ import pytest
 import rein
 from rein.cli import main
 from rein.envs.cartpole import CartPole
+from rein.store.runs import RunList, RunSummary
 from tests import programs
 
 
@@ -54,6 +55,13 @@ def status_of(path: Path) -> tuple[str, str | None]:
 def test_status_and_reason_of_a_run_that_ended(tmp_path: Path, attach: Any, expected: Any) -> None:
     train(tmp_path, attach)
     assert status_of(tmp_path) == expected
+
+
+def test_runs_whose_metric_is_nan_are_sorted_last(tmp_path: Path) -> None:
+    losses = (1.0, math.nan, 3.0, math.nan, 2.0)
+    runs = [RunSummary(tmp_path / str(loss), "completed", metrics={"loss": loss}) for loss in losses]
+    names = [run.path.name for run in RunList(runs, tmp_path).sorted_by("loss")]
+    assert names == ["3.0", "2.0", "1.0", "nan", "nan"]
 
 
 def test_folders_with_unusual_digits_are_listed(tmp_path: Path) -> None:

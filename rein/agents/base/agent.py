@@ -381,10 +381,11 @@ class Agent(_HasOptions, metaclass=AgentMeta):
             vars(self)[name] = load_state(value, state[name], torch.device(self.device))
         self._root_seed = int(state["seed"])
         self._loaded = True
-        self._refilled_at, replay = 0, vars(self).get("replay")
-        if self._rewritten is None and hasattr(replay, "filled") and replay.filled < max(replay.slots, 1):  # type: ignore[union-attr]  # not full
-            recorded = replay.filled * replay.num_envs  # type: ignore[union-attr]
-            missing = min(getattr(self, "learning_starts", 0), self.env_steps, replay.capacity) - recorded  # type: ignore[union-attr]
+        self._refilled_at = 0
+        replay: Any = vars(self).get("replay")
+        if self._rewritten is None and hasattr(replay, "filled") and replay.filled < max(replay.slots, 1):  # not full
+            recorded = replay.filled * replay.num_envs
+            missing = min(getattr(self, "learning_starts", 0), self.env_steps, replay.capacity) - recorded
             self._refilled_at = self.env_steps + max(missing, 0)
 
     def _state(self) -> dict[str, Any]:

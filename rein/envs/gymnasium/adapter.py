@@ -105,6 +105,11 @@ def as_json(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
 
 
+def is_repr(value: Any) -> bool:
+    """Return whether `as_json` has replaced an option by its `repr`, from which it cannot be restored."""
+    return isinstance(value, str) and value.startswith(("<", "[", "(", "{", "array(", "np."))
+
+
 def _register_atari(source: str) -> None:
     try:
         import ale_py
@@ -245,7 +250,7 @@ def rebuild(config: Mapping[str, Any], num_envs: int, *, render_mode: str | None
         raise ValueError(f"{name!r} is not a built-in environment of Gymnasium")
     options = options if isinstance(options, Mapping) else {}
     for key, value in options.items():
-        if isinstance(value, str) and value.startswith("<"):  # the `repr` of an object
+        if is_repr(value):
             raise ValueError(f"the option {key} of {name} was {value}, which a file cannot store")
     infos = info if isinstance(info, Mapping) else {}
     if render_mode is not None:
