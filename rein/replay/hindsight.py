@@ -111,12 +111,13 @@ class HindsightReplay(Replay):
         index_nV, recorded_nV = self._ahead(row_V, n_step)
         goals = self._achieved[index_nV.flatten()], goal_V.repeat(n_step, *(1 for _ in goal_V.shape[1:]))
         reward, terminated, truncated, valid = self._flags(index_nV)
+        ended = terminated | truncated  # the episode ended there also for goals for which the step is not terminal
         reward = self._computed("compute_reward", *goals).to(reward.dtype).view(index_nV.shape)
         if self.hindsight.compute_terminated is not None:
             terminated = self._computed("compute_terminated", *goals).bool().view(index_nV.shape)
         changed: dict[str, Any] = {"reward": reward[0], "terminated": terminated[0]}
         if n_step > 1:  # a new terminal state ends the window earlier
-            window = n_step_returns(reward, terminated, truncated, valid & recorded_nV, gamma=gamma)
+            window = n_step_returns(reward, terminated, ended, valid & recorded_nV, gamma=gamma)
             changed = {"reward": window.return_, "terminated": window.terminated, "discount": window.discount}
             changed |= self._rows(self._later(row_V, window.last), ("next_observation",))
         for name, value in changed.items():
