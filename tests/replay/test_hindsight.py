@@ -205,7 +205,7 @@ def test_function_is_given_again_to_a_loaded_agent(tmp_path: Any) -> None:
     ("build", "words"),
     [
         (lambda: Hindsight(reward, strategy="episode"), "strategy"),
-        (lambda: Hindsight(reward, ratio=2.0), "from 0 to 1"),
+        (lambda: Hindsight(reward, ratio=2.0), "ratio=2.0"),
         (lambda: rein.DQN(rein.envs.CartPole(2), hindsight=Hindsight(reward)), ""),
     ],
 )
