@@ -55,6 +55,11 @@ def at_least_one(value: Any) -> int:
     return _whole(value, 1)
 
 
+def at_least_two(value: Any) -> int:
+    """Return a whole number of 2 or more as an int."""
+    return _whole(value, 2)
+
+
 def not_below_zero(value: Any) -> int:
     """Return a whole number of 0 or more as an int. Floats such as 1e6 are accepted."""
     return _whole(value, 0)

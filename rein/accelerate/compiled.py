@@ -94,11 +94,12 @@ class Program:
         places = [leaf for _, leaf in leaves(inputs) if isinstance(leaf, Tensor)]
         try:
             replay, outputs = self._capture(lambda: self._function(*inputs))
-            self._programs[key] = replay, places, outputs
-        except Exception as error:  # of the driver, the compiler, or a function of the user
+        except Exception as error:  # drivers and compilers raise many classes; the ordinary call raises errors of users
             self._failed = True
             logger.warning("a program could not be captured, so its operations run one by one: %s", error)
-        return not self._failed
+            return False
+        self._programs[key] = replay, places, outputs
+        return True
 
 
 def _copy(output: Any) -> Any:
@@ -121,7 +122,7 @@ def lowered(function: Callable[..., Any], inputs: Sequence[Any]) -> Callable[...
     """
     try:
         return _lowered(function, inputs)
-    except Exception as error:  # of the compiler, or its absence
+    except Exception as error:  # compilers raise many classes; the ordinary call raises errors of the function
         logger.warning("a step could not be compiled, so it consists of more kernels: %s", error)
         return function
 

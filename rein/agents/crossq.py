@@ -14,7 +14,7 @@ from torch import Tensor
 from rein.agents.base.actor_and_critics import squared_errors
 from rein.agents.base.learner import Batch
 from rein.agents.base.optimizers import Adam
-from rein.agents.base.soft_actor_critic import ContinuousSoftActorCritic, soft_actor_loss
+from rein.agents.base.soft_actor_critic import ContinuousSoftActorCritic
 from rein.networks.encoder import Features
 from rein.networks.normalized_stacks import BatchRenormStack
 from rein.networks.off_policy import ContinuousNetworks, Critics
@@ -56,11 +56,7 @@ class CrossQ(ContinuousSoftActorCritic):
         if self.layer_norm:
             raise ValueError("CrossQ(layer_norm=True): its critics have batch renormalization; remove layer_norm")
         settings: dict[str, Any] = {"critic_stack": BatchRenormStack, "targets": False}
-        networks = self.actor_and_critics(
-            ContinuousNetworks, generator, soft_actor_loss, critic_loss=crossed_critic_loss, **settings
-        )
-        self.add_temperature(networks, -float(networks.scale.actions))
-        return networks
+        return self.soft_networks(generator, critic_loss=crossed_critic_loss, **settings)
 
     def update_critics(
         self, sample: Sample, batch: Batch, next_features: Features, noise_BA: Tensor, alpha: Tensor, report: bool

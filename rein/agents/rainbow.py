@@ -5,8 +5,6 @@ Shapes: B rows of a batch, A actions, Z atoms, E numbers of noise.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -16,7 +14,7 @@ from rein.agents.base.value_agent import ValueAgent
 from rein.networks.encoder import inputs_of
 from rein.networks.q_networks import CategoricalQNetwork, OnlineAndTarget
 from rein.ops.return_distributions import categorical_divergence, categorical_target
-from rein.options import finite, not_below_zero, not_negative, option
+from rein.options import at_least_two, finite, not_negative, option
 from rein.replay.replay import Sample
 from rein.schedules import Schedule
 from rein.spaces import mask_of
@@ -44,12 +42,6 @@ def _of_action(value_BAZ: Tensor, action_B: Tensor) -> Tensor:
     return value_BAZ.gather(1, action_B.view(-1, 1, 1).expand(-1, 1, value_BAZ.shape[2])).squeeze(1)
 
 
-def _atoms(value: Any) -> int:
-    if (value := not_below_zero(value)) < 2:
-        raise ValueError("give 2 or more")
-    return value
-
-
 class Rainbow(ValueAgent):
     """Rainbow (Hessel et al. 2018): DQN with double Q-learning, dueling, priorities, n steps, C51 and noisy layers.
 
@@ -74,11 +66,14 @@ class Rainbow(ValueAgent):
     prioritized: bool = option(default=True)
     priority_alpha: float = option(default=0.5)
     dueling: bool = option(default=True)
-    atoms: int = option(default=51, check=_atoms, fixed=True, help="number of returns with a probability")
+    atoms: int = option(default=51, check=at_least_two, fixed=True, help="number of returns with a probability")
     value_min: float = option(default=-10.0, check=finite, fixed=True, help="smallest return")
     value_max: float = option(default=10.0, check=finite, fixed=True, help="largest return")
     noise_std: float = option(
-        default=0.5, check=not_negative, fixed=True, help="initial noise of weights, times the root of their number"
+        default=0.5,
+        check=not_negative,
+        fixed=True,
+        help="initial standard deviation of weights, times the square root of the number of inputs",
     )
 
     def build_networks(self, generator: torch.Generator) -> OnlineAndTarget[CategoricalQNetwork]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rein.agents.base.learner import Loss
 from rein.agents.base.soft_actor_critic import ContinuousSoftActorCritic, mean_actor_loss, soft_actor_loss
 from rein.networks.off_policy import ContinuousNetworks
 from rein.options import at_least_one, option
@@ -45,11 +44,7 @@ class SAC(ContinuousSoftActorCritic):
         """Build the actor, critics, target critics, temperature and their learners."""
         if self.target_subset is not None and self.target_subset > self.critics:
             raise ValueError(f"SAC(target_subset={self.target_subset}): give at most critics={self.critics}")
-        return super().build_networks(generator)
-
-    def actor_loss(self) -> Loss:
-        """Return the loss of the actor."""
-        return soft_actor_loss if self.target_subset is None else mean_actor_loss
+        return self.soft_networks(generator, soft_actor_loss if self.target_subset is None else mean_actor_loss)
 
     def lowest(self, value_KB: Tensor) -> Tensor:
         """Return the smallest value of each row, (B,), of all critics or of a random subset."""

@@ -17,14 +17,8 @@ from rein.networks.off_policy import ContinuousNetworks, Critics
 from rein.networks.q_networks import even_levels
 from rein.ops.return_distributions import smallest_quantiles, sorted_quantile_huber
 from rein.ops.values import td_target
-from rein.options import not_below_zero, option
+from rein.options import at_least_two, not_below_zero, option
 from rein.replay.replay import Sample
-
-
-def _several(value: Any) -> int:
-    if (value := not_below_zero(value)) < 2:
-        raise ValueError("give 2 or more quantiles; with one, use SAC")
-    return value
 
 
 class TQC(ContinuousSoftActorCritic):
@@ -45,7 +39,7 @@ class TQC(ContinuousSoftActorCritic):
     """
 
     critics: int = option(default=5)
-    quantiles: int = option(default=25, check=_several, fixed=True, help="quantiles that each critic learns")
+    quantiles: int = option(default=25, check=at_least_two, fixed=True, help="quantiles that each critic learns")
     dropped_quantiles: int = option(
         default=2,
         check=not_below_zero,
@@ -60,9 +54,7 @@ class TQC(ContinuousSoftActorCritic):
                 f"TQC(dropped_quantiles={self.dropped_quantiles}): give less than quantiles={self.quantiles}"
             )
         losses: Any = {"actor_loss": mean_actor_loss, "critic_loss": quantile_critic_loss}
-        networks = self.actor_and_critics(ContinuousNetworks, generator, **losses, outputs=self.quantiles)
-        self.add_temperature(networks, -float(networks.scale.actions))
-        return networks
+        return self.soft_networks(generator, **losses, outputs=self.quantiles)
 
     @torch.no_grad()
     def next_values(self, next_features: Features, noise_BA: Tensor, alpha: Tensor) -> Tensor:

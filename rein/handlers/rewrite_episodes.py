@@ -123,7 +123,7 @@ class RewrittenEpisodes:
             self._append(dict(episode), *lengths)
 
     def _append(self, episode: Fields, steps: int) -> None:
-        flags: Any = {name: episode.pop(name) for name in ("terminated", "truncated")}
+        flags: Any = {name: episode.pop(name).clone() for name in ("terminated", "truncated")}
         if steps:
             flags["truncated"][-1] |= ~flags["terminated"][-1]
         names = [name for name in Transition._fields if name in episode]

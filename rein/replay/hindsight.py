@@ -5,7 +5,7 @@ Shapes: S slots, N environments, B rows of a batch, V of them with another goal,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rein.ops.trees import map_tree
 from rein.ops.values import n_step as n_step_returns
-from rein.options import in_unit_interval
+from rein.options import Check, in_unit_interval, one_of
 from rein.replay.prioritized import PrioritizedReplay
 from rein.replay.replay import Replay, Sample
 from rein.replay.storage import Packing
@@ -24,9 +24,14 @@ Compute = Callable[[Any, Any, Any], Any]
 _ACHIEVED, _DESIRED = "achieved_goal", "desired_goal"
 
 
-def _strategy(hindsight: object, field: attrs.Attribute[str], value: str) -> None:
-    if value not in ("future", "final"):
-        raise ValueError(f'Hindsight(strategy={value!r}): give "future" or "final"')
+def _checked(check: Check) -> Any:
+    def validate(hindsight: object, field: attrs.Attribute[Any], value: Any) -> None:
+        try:
+            check(value)
+        except ValueError as error:
+            raise ValueError(f"Hindsight({field.name}={value!r}): {error}") from None
+
+    return validate
 
 
 @attrs.frozen(eq=False)
@@ -53,15 +58,20 @@ class Hindsight:
     """
 
     compute_reward: Compute
-    strategy: str = attrs.field(default="future", kw_only=True, validator=_strategy)
-    ratio: float = attrs.field(default=0.8, kw_only=True, converter=in_unit_interval)
+    strategy: str = attrs.field(default="future", kw_only=True, validator=_checked(one_of("future", "final")))
+    ratio: float = attrs.field(default=0.8, kw_only=True, validator=_checked(in_unit_interval))
     compute_terminated: Compute | None = attrs.field(default=None, kw_only=True)
 
     @property
     def config(self) -> dict[str, Any]:
         """Names of the functions, and the other options, as JSON."""
         name, terminated = (getattr(f, "__name__", None) for f in (self.compute_reward, self.compute_terminated))
-        return {"function": name, "strategy": self.strategy, "ratio": self.ratio, "compute_terminated": terminated}
+        return {
+            "function": name,
+            "strategy": self.strategy,
+            "ratio": float(self.ratio),
+            "compute_terminated": terminated,
+        }
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Hindsight:
         """Return the object itself: a copied agent must not copy the environment of a method."""
@@ -85,21 +95,13 @@ class HindsightReplay(Replay):
         empty = torch.zeros(0, 0, dtype=torch.int32, device=self.device)
         self._episode_SN = empty  # number of the episode of each row
         self._end_EN = empty  # slot of the last row of each episode, by its number modulo E = S + 1; -1 if it is open
-        self._open_N = empty[0:0].flatten()  # number of the episode of the next row
+        self._open_N = empty.flatten()  # number of the episode of the next row
 
     def sample(
-        self,
-        batch_size: int,
-        generator: torch.Generator,
-        *,
-        n_step: int = 1,
-        gamma: float = 0.99,
-        replacement: bool = True,
-        fields: Sequence[str] = (),
+        self, batch_size: int, generator: torch.Generator, *, n_step: int = 1, gamma: float = 0.99, **options: Any
     ) -> Sample:
         """Sample as `Replay.sample` does, with other goals in the first rows of the batch."""
-        options: Any = {"n_step": n_step, "gamma": gamma, "replacement": replacement, "fields": fields}
-        sample = super().sample(batch_size, generator, **options)
+        sample = super().sample(batch_size, generator, n_step=n_step, gamma=gamma, **options)
         count = round(self.hindsight.ratio * batch_size)
         return self._relabelled(sample, sample.row[:count], generator, n_step, gamma) if count else sample
 
@@ -111,12 +113,13 @@ class HindsightReplay(Replay):
         index_nV, recorded_nV = self._ahead(row_V, n_step)
         goals = self._achieved[index_nV.flatten()], goal_V.repeat(n_step, *(1 for _ in goal_V.shape[1:]))
         reward, terminated, truncated, valid = self._flags(index_nV)
+        ended = terminated | truncated  # the episode ended there also for goals for which the step is not terminal
         reward = self._computed("compute_reward", *goals).to(reward.dtype).view(index_nV.shape)
         if self.hindsight.compute_terminated is not None:
             terminated = self._computed("compute_terminated", *goals).bool().view(index_nV.shape)
         changed: dict[str, Any] = {"reward": reward[0], "terminated": terminated[0]}
         if n_step > 1:  # a new terminal state ends the window earlier
-            window = n_step_returns(reward, terminated, truncated, valid & recorded_nV, gamma=gamma)
+            window = n_step_returns(reward, terminated, ended, valid & recorded_nV, gamma=gamma)
             changed = {"reward": window.return_, "terminated": window.terminated, "discount": window.discount}
             changed |= self._rows(self._later(row_V, window.last), ("next_observation",))
         for name, value in changed.items():

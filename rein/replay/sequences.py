@@ -144,11 +144,6 @@ class SequenceReplay(Replay):
     def _shaped(self, index_TB: Tensor, names: tuple[str, ...]) -> dict[str, Tree]:
         return map_tree(lambda rows: rows.unflatten(0, index_TB.shape), self._rows(index_TB.flatten(), names))
 
-    @property
-    def _oldest(self) -> int:
-        """The oldest slot, which is overwritten next."""
-        return self.next_slot if self.filled == self.slots else 0
-
     def _cut_off(self) -> int:
         """Return the number of rows in `_valid` whose clips begin with overwritten rows."""
         if not self._least or self.filled < self.slots:

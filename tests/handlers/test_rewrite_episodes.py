@@ -65,6 +65,19 @@ def test_replay_gets_the_transitions_of_finished_episodes_in_order() -> None:
     assert agent.updates > 0
 
 
+def test_overlapping_parts_of_an_episode_are_truncated_only_at_their_ends() -> None:
+    def overlapping(episodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        long = [episode for episode in episodes if len(episode["reward"]) == STEPS]
+        parts = slice(0, 5), slice(2, 8)
+        return [{name: column[part] for name, column in episode.items()} for episode in long for part in parts]
+
+    loop = looped(overlapping)
+    loop.run(epochs=4)
+    truncated = loop.parts["agent"].replay.chronological()["truncated"][:, 0]
+    assert len(truncated) > 0
+    assert all(part.nonzero().flatten().tolist() == [4, 10] for part in truncated.view(-1, 11))
+
+
 def test_returned_episodes_replace_those_that_were_played() -> None:
     def rewrite(episodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
         kept = [episode for episode in episodes if len(episode["reward"]) >= STEPS]

@@ -121,6 +121,16 @@ def test_relabelled_rows_match_a_plain_loop(strategy: Any, steps: int, terminate
             assert steps == 1 or float(discount_B[b]) == pytest.approx(discount)
 
 
+def test_windows_end_with_the_episode_if_its_end_is_not_terminal_for_the_new_goal() -> None:
+    hindsight = Hindsight(reward, ratio=1.0, compute_terminated=lambda achieved, desired, info: np.zeros(len(achieved)))
+    replay = hindsight.build(SLOTS * N)
+    recorded = Recorded(replay, SLOTS, 3)
+    sample = replay.sample(300, generator(1, "draw"), n_step=3)
+    assert not sample.terminated.any()
+    last_B = sample.next_observation["achieved_goal"][:, 0]
+    assert last_B.tolist() == [recorded.later(n)[:3][-1] for n in own_numbers(sample.observation).tolist()]
+
+
 def test_future_goals_are_uniform_over_the_rest_of_the_episode() -> None:
     replay = make()
     recorded = Recorded(replay, SLOTS, 3)
@@ -195,7 +205,7 @@ def test_function_is_given_again_to_a_loaded_agent(tmp_path: Any) -> None:
     ("build", "words"),
     [
         (lambda: Hindsight(reward, strategy="episode"), "strategy"),
-        (lambda: Hindsight(reward, ratio=2.0), "from 0 to 1"),
+        (lambda: Hindsight(reward, ratio=2.0), "ratio=2.0"),
         (lambda: rein.DQN(rein.envs.CartPole(2), hindsight=Hindsight(reward)), ""),
     ],
 )

@@ -76,56 +76,6 @@ class SoftActorCritic(ActorAndCritics):
         return metrics
 
 
-class ContinuousSoftActorCritic(ContinuousActions, SoftActorCritic):
-    """Base class of SAC and its variants: a squashed Gaussian policy, and updates of all networks from one batch."""
-
-    actor_frequency: int = option(default=1)
-
-    def build_networks(self, generator: torch.Generator) -> ContinuousNetworks:
-        """Build the actor, critics, target critics, temperature and their learners."""
-        networks = self.actor_and_critics(ContinuousNetworks, generator, self.actor_loss())
-        self.add_temperature(networks, -float(networks.scale.actions))
-        return networks
-
-    def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """Update the critics with a batch. Updates the actor and the temperature every `actor_frequency` updates."""
-        batch, next_features = self.recorded(sample, weight_B)
-        shape = 2, *batch.action.shape
-        noise_2BA = torch.randn(shape, generator=self.generator, dtype=torch.float32, device=self.device)
-        alpha = self.networks.temperature.log.detach().exp()
-        metrics, error_B = self.update_critics(sample, batch, next_features, noise_2BA[0], alpha, report)
-        if (self.updates + 1) % self.actor_frequency == 0:  # the last update of a round reports all metrics
-            of_actor = Batch(batch.features, noise=noise_2BA[1])
-            metrics = self.step_actor(of_actor, alpha, self._target_entropy, report) | metrics
-        return (metrics | {"temperature": alpha}) if report else metrics, error_B
-
-    def actor_loss(self) -> Loss:
-        """Return the loss of the actor."""
-        return soft_actor_loss
-
-    def update_critics(
-        self, sample: Sample, batch: Batch, next_features: Features, noise_BA: Tensor, alpha: Tensor, report: bool
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """Update the critics. Returns metrics and the errors (B,)."""
-        return self.step_critics(sample, batch, self.next_values(next_features, noise_BA, alpha), report)
-
-    @torch.no_grad()
-    def next_values(self, next_features: Features, noise_BA: Tensor, alpha: Tensor) -> Tensor:
-        """Return the values (B,) of next observations, which include the entropy of the policy."""
-        action_BA, log_prob_B = self.next_actions(next_features, noise_BA)
-        return self.lowest(self.networks.target_critics(next_features, action_BA)) - alpha * log_prob_B
-
-    def lowest(self, value_KB: Tensor) -> Tensor:
-        """Return the smallest value of each row, (B,)."""
-        return value_KB.amin(0)
-
-    def next_actions(self, next_features: Features, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
-        """Return actions (B, A) of the policy, scaled to [-1, 1], and their log probabilities (B,)."""
-        distribution = self.networks.actor.distribution(next_features)
-        sample_BA = distribution.sample_from(noise_BA)
-        return sample_BA.tanh(), distribution.log_prob(sample_BA)
-
-
 def soft_actor_loss(
     actor: Actor, batch: Batch, coefficients: Any, *, report: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -161,3 +111,51 @@ def _actor_loss(
     if report:
         metrics |= {"actor_loss": loss.detach(), "entropy": -log_prob_B.detach().mean()}
     return loss, metrics
+
+
+class ContinuousSoftActorCritic(ContinuousActions, SoftActorCritic):
+    """Base class of SAC and its variants: a squashed Gaussian policy, and updates of all networks from one batch."""
+
+    actor_frequency: int = option(default=1)
+
+    def soft_networks(
+        self, generator: torch.Generator, actor_loss: Loss = soft_actor_loss, **options: Any
+    ) -> ContinuousNetworks:
+        """Build the actor, critics, temperature and their learners. `options` are those of `actor_and_critics`."""
+        networks = self.actor_and_critics(ContinuousNetworks, generator, actor_loss, **options)
+        self.add_temperature(networks, -float(networks.scale.actions))
+        return networks
+
+    def update_from(self, sample: Sample, weight_B: Tensor | None, report: bool) -> tuple[dict[str, Tensor], Tensor]:
+        """Update the critics with a batch. Updates the actor and the temperature every `actor_frequency` updates."""
+        batch, next_features = self.recorded(sample, weight_B)
+        shape = 2, *batch.action.shape
+        noise_2BA = torch.randn(shape, generator=self.generator, dtype=torch.float32, device=self.device)
+        alpha = self.networks.temperature.log.detach().exp()
+        metrics, error_B = self.update_critics(sample, batch, next_features, noise_2BA[0], alpha, report)
+        if (self.updates + 1) % self.actor_frequency == 0:  # the last update of a round reports all metrics
+            of_actor = Batch(batch.features, noise=noise_2BA[1])
+            metrics = self.step_actor(of_actor, alpha, self._target_entropy, report) | metrics
+        return (metrics | {"temperature": alpha}) if report else metrics, error_B
+
+    def update_critics(
+        self, sample: Sample, batch: Batch, next_features: Features, noise_BA: Tensor, alpha: Tensor, report: bool
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Update the critics. Returns metrics and the errors (B,)."""
+        return self.step_critics(sample, batch, self.next_values(next_features, noise_BA, alpha), report)
+
+    @torch.no_grad()
+    def next_values(self, next_features: Features, noise_BA: Tensor, alpha: Tensor) -> Tensor:
+        """Return the values (B,) of next observations, which include the entropy of the policy."""
+        action_BA, log_prob_B = self.next_actions(next_features, noise_BA)
+        return self.lowest(self.networks.target_critics(next_features, action_BA)) - alpha * log_prob_B
+
+    def lowest(self, value_KB: Tensor) -> Tensor:
+        """Return the smallest value of each row, (B,)."""
+        return value_KB.amin(0)
+
+    def next_actions(self, next_features: Features, noise_BA: Tensor) -> tuple[Tensor, Tensor]:
+        """Return actions (B, A) of the policy, scaled to [-1, 1], and their log probabilities (B,)."""
+        distribution = self.networks.actor.distribution(next_features)
+        sample_BA = distribution.sample_from(noise_BA)
+        return sample_BA.tanh(), distribution.log_prob(sample_BA)
