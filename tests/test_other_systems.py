@@ -1,4 +1,4 @@
-"""Code for functions of Linux takes its fallback on systems without them. Locks: tests/store/test_folder.py."""
+"""Fallbacks for functions that only Linux has. Locks: tests/store/test_folder.py."""
 
 from __future__ import annotations
 

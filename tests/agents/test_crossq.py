@@ -17,7 +17,7 @@ SMALL = {"hidden": (16,), "batch_size": 16, "capacity": 300, "seed": 0}
 
 
 def filled(terminal: float = 0.5, **options: Any) -> rein.CrossQ:
-    """Return an agent with recorded rows, whose terminal states have observations with the number `terminal`."""
+    """Return an agent with recorded rows. Observations of terminal states are filled with `terminal`."""
     agent, drawn = rein.CrossQ(BOX, BOX, **{**SMALL, **options}), generator(0, "rows")
     for _ in range(10):
         observation, action, after = torch.rand(3, 4, 2, generator=drawn)

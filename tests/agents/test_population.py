@@ -425,7 +425,7 @@ def test_learners_with_replays_are_computed_together_and_equal_single_agents(
     population, env = made(case)
     found: list[Any] = []
     with monkeypatch.context() as within:
-        within.setattr(Learner, "step", lambda *_, **__: pytest.fail("a learner makes a step of its own"))
+        within.setattr(Learner, "step", lambda *_, **__: pytest.fail("a learner makes a separate step"))
         loop = rein.training_loop(population, env, iterations=10)
         loop.model_optimized(lambda state: found.append((state.step_state.transition, state.step_state.metrics)))
         loop.run(epochs=1)
@@ -513,7 +513,7 @@ def test_cuda_graphs_change_no_result(case: str, monkeypatch: pytest.MonkeyPatch
 
 
 def scores(agents: Sequence[Any], seed: int) -> np.ndarray:
-    """Return the mean return of 8 greedy episodes of each agent, in environments of its own."""
+    """Return the mean return of 8 greedy episodes of each agent, in separate environments."""
     environments = [rein.envs.CartPole(8, seed=seed + number) for number in range(len(agents))]
     pairs = zip(agents, environments, strict=True)
     return np.array([rein.evaluate(agent, env, episodes=8).mean_return for agent, env in pairs])

@@ -140,7 +140,7 @@ def test_wrong_observation_is_rejected(space: spaces.Space[Any], value: Any, mes
         ppo(space).policy().predict(value)
 
 
-def test_mask_allows_the_action_and_must_allow_one() -> None:
+def test_action_is_valid_and_mask_without_valid_action_raises() -> None:
     space = spaces.Dict(observation=VECTOR, action_mask=spaces.MultiBinary(5))
     policy = ppo(space).policy(deterministic=False)
     observation = {"observation": np.zeros(3), "action_mask": np.array([0, 0, 1, 0, 0], np.int8)}

@@ -96,7 +96,7 @@ def test_flags_replace_the_names_in_a_file():
     assert (recorded("first")["env"], recorded("first")["agent"]) == ("CartPole-v1", "A2C")
 
 
-def test_own_environment_and_agent_must_be_named_again(capsys):
+def test_custom_environment_and_agent_must_be_named_again(capsys):
     main(["train", *MINE, "--env-steps", "256", "--run", "mine", "--quiet"])
     named = "--env walks:Walk --agent walkers:Walker"
     for words, command in {

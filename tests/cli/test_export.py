@@ -71,7 +71,7 @@ def test_dataset_recovers_the_gymnasium_environment(tmp_path, make, name, steps)
     assert environment.action_space == dataset.action_space
 
 
-def test_dataset_of_a_changed_environment_names_no_environment():
+def test_dataset_of_a_changed_environment_does_not_name_it():
     assert spec_of(rein.envs.wrappers.FrameSkip(CartPole(num_envs=2, seed=0), 2)) is None
     assert spec_of(GymnasiumEnvironment("FrozenLake-v1", desc=["SF", "FG"])) is None  # its config has only the repr
 

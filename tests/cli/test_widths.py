@@ -70,7 +70,7 @@ def test_runs_are_sorted_by_a_column_an_option_or_a_metric(capsys, folder, colum
     assert [run["options"]["seed"] for run in runs] == [3, 2, 1, 0]
 
 
-def test_unknown_column_is_answered_with_the_columns(capsys, folder):
+def test_error_of_unknown_column_lists_the_columns(capsys, folder):
     with pytest.raises(SystemExit):
         main(["runs", str(folder), "--sort", "score"])
     assert "env_steps" in capsys.readouterr().err
@@ -130,7 +130,7 @@ def test_completion_script_has_commands_recipes_and_their_options(script):
         assert dict(zip(cases, done.stdout.splitlines(), strict=True)) == cases
 
 
-def test_unknown_shell_is_answered_with_the_known_ones(capsys):
+def test_error_of_unknown_shell_lists_the_known_shells(capsys):
     with pytest.raises(SystemExit):
         main(["--completion", "tcsh"])
     assert "bash, zsh, fish" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Tasks of a first day with rein: each is solved by code of a page that is short enough to paste."""
+"""Common first tasks with rein: a page has short code for each, and the code runs."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_live_plot_in_20_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_own_minari_dataset_in_8_lines_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_minari_dataset_in_8_lines_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("minari")
     monkeypatch.setitem(ENVIRONMENT, "MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     record = block("evaluate_and_film.md", 'store="runs/film"').replace("runs/film", "runs/cartpole")

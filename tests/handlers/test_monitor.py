@@ -91,7 +91,7 @@ def test_action_can_halt_the_loop() -> None:
     assert (final.epoch, final.reason) == (3, "a plateau")
 
 
-def test_callback_that_is_no_function_and_invalid_options_raise() -> None:
+def test_callback_that_is_not_callable_and_invalid_options_raise() -> None:
     with pytest.raises(ValueError, match="mode= gives the direction"):
         monitored([1.0], min_delta=-0.1)
     with pytest.raises(TypeError, match="a callback must be a function of the state, got str"):

@@ -169,7 +169,7 @@ def test_texts_cannot_add_markup_or_metadata_to_the_model_card(tmp_path: Path) -
     assert lines.count("---") == 2 and not [line for line in lines if "<" in line or line.startswith("license")]
 
 
-def test_export_never_replaces_a_file_of_somebody_else(tmp_path: Path) -> None:
+def test_export_does_not_replace_files_of_other_programs(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
     with pytest.raises(ValueError, match="another name"):
         rein.export(built("PPO", "vector"), tmp_path / "README.safetensors")

@@ -77,7 +77,7 @@ def test_hook_on_a_module_fires_in_updates(case: str, kind: str) -> None:
 
 @pytest.mark.default_cases(every=3)
 @pytest.mark.parametrize("case", CASES)
-def test_hook_of_the_loss_replaces_what_is_minimized(case: str) -> None:
+def test_loss_hook_replaces_the_minimized_loss(case: str) -> None:
     agent, loop = build(case)
     before = {name: p.detach().clone() for name, p in learned(agent).items()}
     seen = set()

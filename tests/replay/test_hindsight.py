@@ -189,7 +189,7 @@ def test_agents_build_the_replay_from_the_option() -> None:
         rein.RecurrentDQN(env, hindsight=hindsight)
 
 
-def test_function_is_given_again_to_a_loaded_agent(tmp_path: Any) -> None:
+def test_loaded_agent_needs_the_function_again(tmp_path: Any) -> None:
     env = rein.envs.probes.BitFlip(4, bits=4, seed=0)
     agent = rein.DQN(env, hindsight=Hindsight(env.compute_reward), hidden=(8,), learning_starts=16, seed=0)
     rein.train(agent, env, env_steps=64)

@@ -153,7 +153,7 @@ _READS = {*_NUMBERS, "aten::nonzero", "aten::masked_select", "aten::_unique2", "
 def as_program(name: str = "program") -> Iterator[None]:
     """Context manager in which operations raise RuntimeError that a captured program cannot contain.
 
-    It must not read values, copy from or to the host, use tensors of the host, or draw random numbers.
+    A program must not read values, copy from or to the host, use tensors of the host, or draw random numbers.
     """
     _checking.append(name)
     try:

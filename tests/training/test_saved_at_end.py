@@ -1,4 +1,4 @@
-"""A run with a store leaves its state when it ends, also without `rein.checkpoint`."""
+"""A run with a store saves its state when it ends, also without `rein.checkpoint`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def resumed(folder: Path, kind: Any = rein.PPO, **options: Any) -> rein.Loop:
 
 
 def check_used(folder: Path) -> None:
-    """Evaluate a run, predict with its policy and continue it, with nothing but its files and the code of its parts."""
+    """Evaluate a run, predict with its policy and continue it, only from its files and the code of its parts."""
     policy = rein.load_policy(folder)
     assert policy.predict(np.zeros(4)) in (0, 1)
     assert rein.evaluate(policy, rein.envs.CartPole(2, seed=1), episodes=2).mean_return > 0
@@ -196,7 +196,7 @@ def test_large_replay_is_left_out_and_filled_again_before_learning_continues(
     loop.run(epochs=6)
     assert [learns for steps, learns in seen if steps <= 40] == [False] * 10
     assert [learns for steps, learns in seen if steps > 40] == [True] * 6
-    assert agent.updates - updates <= 24  # no update is made up for
+    assert agent.updates - updates <= 24  # skipped updates are not made later
 
 
 def test_frames_are_left_out(tmp_path, monkeypatch):
